@@ -214,14 +214,15 @@ class SetEncoder(nn.Module):
             (torch.Size([2, 4, 384]), [0, 1], [])
         """
         tower = self.tower(modality)
-        pictures = isinstance(tower.reader, PixelReader)
+        reader = tower.reader
+        pictures = isinstance(reader, PixelReader)
         sets: Tensor | Encoded = encode_items(
             modality,
             items,
             batch_size,
             show_progress,
             errors,
-            reader=tower.reader,
+            reader=reader.for_device(self.device) if isinstance(reader, PixelReader) else reader,
             empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
             encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
             within=self.evaluating(),
@@ -530,7 +531,8 @@ class SetEncoder(nn.Module):
 
         Args:
             modality: the tower's name.
-            inputs: what the tower's reader has collated, on any device.
+            inputs: what the tower's reader has collated, on any device; of pictures also their pixels of eight bits,
+                (B, H, W, 3), which are normalised here.
 
         Returns:
             The sets in float32, on the model's device.
@@ -543,7 +545,11 @@ class SetEncoder(nn.Module):
             >>> sets.shape
             torch.Size([1, 4, 384])
         """
-        made: Sets = self(modality, *moved(inputs, next(self.parameters())))
+        reader, weight = self.tower(modality).reader, next(self.parameters())
+        inputs = moved(inputs, weight)
+        if inputs.values.dtype == torch.uint8 and isinstance(reader, PixelReader):
+            inputs = Inputs(reader.normalised(inputs.values).to(weight.dtype), None)
+        made: Sets = self(modality, *inputs)
         return made.vectors.float()
 
     @contextmanager

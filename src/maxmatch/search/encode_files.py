@@ -112,6 +112,9 @@ def encode_shards(
     if not len(job.listing):
         return
     reader = _reader(model, job)
+    at_once = batches_at_once(model.device) if isinstance(reader, PixelReader) else 1
+    if isinstance(reader, PixelReader):
+        reader = reader.for_device(model.device)
     plan = []
     for number in numbers:
         left = job.left(number)
@@ -120,7 +123,6 @@ def encode_shards(
             complete(job.folder, number, job.manifest)
     pending: list[EncodedItems] = []
     kept = time.monotonic()
-    at_once = batches_at_once(model.device) if isinstance(reader, PixelReader) else 1
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with model.evaluating(), exact:
         encoded = encode_ahead(
