@@ -28,10 +28,10 @@ from maxmatch.core.machine import usable_cores
 from maxmatch.core.types import Inputs
 from maxmatch.model import inputs
 from maxmatch.model.build import build_model
-from maxmatch.model.checkpoint import read_config
 from maxmatch.model.config import ModelConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import PixelReader, Reader, read_ahead
+from maxmatch.model.names import read_config
 from maxmatch.model.photo_processes import PhotoProcesses
 
 _CONFIG = Path(maxmatch.__file__).parent / "model" / "shipped" / "maxmatch-small"
@@ -162,7 +162,7 @@ def whole(model: SetEncoder, files: Sequence[str], count: int) -> tuple[float, f
 def on_the_device(files: Sequence[str], seconds: float) -> str:
     """Photos per second of nvJPEG through torchvision, whole photos, nothing resized; or why there is no number."""
     try:
-        from torchvision.io import decode_jpeg
+        from torchvision.io import decode_jpeg  # type: ignore[import-not-found]
 
         data = [torch.from_numpy(np.fromfile(file, np.uint8)) for file in files] * 8
         decode_jpeg(data, device="cuda")

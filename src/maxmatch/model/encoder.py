@@ -224,7 +224,8 @@ class SetEncoder(nn.Module):
             errors,
             reader=reader.for_device(self.device) if isinstance(reader, PixelReader) else reader,
             empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
-            encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
+            encode_batch=lambda inputs: self.sets_of(modality, inputs),
+            fetch=None if self.device.type == "cpu" else Tensor.cpu,
             within=self.evaluating(),
             # On a processor pictures are decoded beside the network, too: neither keeps all cores busy by itself.
             ahead=self.device.type != "cpu" or pictures,

@@ -279,6 +279,7 @@ def read_ahead(
     skip: leave out an item that cannot be read; otherwise an error names it. ahead: whether there are processors for
     both; False where the model works on this one: then all threads read one batch and wait while the model works.
     processes: take processes in the place of threads, ahead: many threads wait for Python's lock more than they decode.
+    Many picture files for a GPU are read by processes in any case (`maxmatch.model.photo_processes`).
     """
     threads = workers or usable_cores(_WORKERS if isinstance(reader, TextReader) else _READERS)
     all_of_them = _Batches(reader, items, batches, skip)
@@ -381,9 +382,12 @@ def encode_ahead(
     workers: int | None = None,
     ahead: bool = True,
     threads: int = 1,
+    fetch: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[ReadBatch, Any]]:
     """The batches in order and what `encode_batch` makes of each, None where nothing could be read.
 
+    fetch: for a GPU, which only queues `encode_batch`: brings what that made here. It is called when the next batch has
+    been read and queued, so that the GPU works meanwhile.
     threads: of which each reads and encodes batches of its own, with its share of torch's threads. Nobody waits for the
     others, as threads do that share the work of one batch. With one, see `read_ahead`.
     """
@@ -393,13 +397,24 @@ def encode_ahead(
         return batch, None if batch.inputs is None else encode_batch(batch.inputs)
 
     if threads == 1:
-        yield from map(encoded, read_ahead(reader, items, batches, skip, workers, ahead))
+        found = map(encoded, read_ahead(reader, items, batches, skip, workers, ahead))
+        yield from found if fetch is None else _one_later(found, fetch)
         return
     from maxmatch.core.devices import sharing_threads  # loads torch, which the model has loaded
 
     with sharing_threads(threads) as shared:
         work = shared(lambda places: encoded(all_of_them.read(places)))
         yield from map_ahead(work, batches, threads, ahead=2)
+
+
+def _one_later(found: Iterator[tuple[ReadBatch, Any]], fetch: Callable[[Any], Any]) -> Iterator[tuple[ReadBatch, Any]]:
+    """What was found, each fetched when the next is there."""
+    before: tuple[ReadBatch, Any] | None = None
+    for following in chain(found, [None]):
+        if before is not None:
+            batch, made = before
+            yield batch, None if made is None else fetch(made)
+        before = following
 
 
 def in_processes(parts: Any, workers: int) -> Iterator[Any]:
@@ -473,11 +488,13 @@ def encode_items(
     within: AbstractContextManager[object] | None = None,
     ahead: bool = False,
     threads: int = 1,
+    fetch: Callable[[Any], Any] | None = None,
 ) -> Any:
     """The loop behind every `encode`: the sets of all items in their order, or an `Encoded` with errors="skip".
 
     empty: makes the tensor or array of n sets that is filled. encode_batch: the sets of what `reader` collated.
-    within: a context for the whole loop. ahead, threads: see `encode_ahead`. Items of similar length share a batch.
+    within: a context for the whole loop. ahead, threads, fetch: see `encode_ahead`. Items of similar length share a
+    batch.
     """
     items = checked_items(items, batch_size, errors)
     threads = max(min(threads, len(items)), 1)
@@ -488,7 +505,9 @@ def encode_items(
     shown = False if show_progress is None and len(items) <= _LONG_WORK else show_progress
     with within or nullcontext(), bar(modality, len(items), shown) as advance:
         skip = errors == "skip"
-        for batch, made in encode_ahead(reader, items, batches, skip, encode_batch, ahead=ahead, threads=threads):
+        for batch, made in encode_ahead(
+            reader, items, batches, skip, encode_batch, ahead=ahead, threads=threads, fetch=fetch
+        ):
             if made is not None:
                 sets[batch.places] = made
             skipped += batch.skipped
