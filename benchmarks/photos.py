@@ -30,6 +30,7 @@ from maxmatch.model import inputs
 from maxmatch.model.build import build_model
 from maxmatch.model.config import ModelConfig
 from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.hub_inputs import processor_transform
 from maxmatch.model.inputs import PixelReader, Reader, read_ahead
 from maxmatch.model.names import read_config
 from maxmatch.model.photo_processes import PhotoProcesses
@@ -39,6 +40,15 @@ _DIFFERENT, _BATCH = 4, 64
 _GRAIN = {240: (0.16, 92), 500: (0.16, 92), 1600: (0.12, 90)}  # texture and quality: small photos are sharper
 _MOST = 60_000
 _WARM = 0.4  # seconds
+_AS_CLIP = 1600
+_CLIP = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 224},
+    "crop_size": {"height": 224, "width": 224},
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+}
 
 
 def write_photos(folder: Path, width: int) -> list[str]:
@@ -200,6 +210,9 @@ def rows(model: SetEncoder, folder: Path, widths: Sequence[int], seconds: float)
         yield f"  decoding, threads, eight bits                  {read_alone(eight, files, seconds / 2, False):10,.0f}"
         decoding = read_alone(eight, files, seconds, True)
         yield f"  decoding, processes, eight bits, steady        {decoding:10,.0f}"
+        if width == _AS_CLIP:
+            clip = PixelReader(processor_transform(_CLIP)).for_device(torch.device("cuda"))
+            yield f"  decoding for CLIP (whole, bicubic), processes  {read_alone(clip, files, seconds, True):10,.0f}"
         bound = min(decoding, network) if gpu else 1 / (1 / decoding + 1 / network)
         total, steady = whole(model, files, min(max(int(bound * 2 * seconds), 256), _MOST))
         yield f"  whole: encode_images, with its start           {total:10,.0f}"
@@ -212,7 +225,7 @@ def rows(model: SetEncoder, folder: Path, widths: Sequence[int], seconds: float)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[240, 500, 1600, 4000], help="widths in pixels")
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
     asked = parser.parse_args()
     begun = time.perf_counter()
     print(f"{describe_machine()}, {usable_cores()} cores", flush=True)

@@ -15,10 +15,14 @@ from PIL import Image
 
 from maxmatch.core.types import Inputs
 from maxmatch.model import inputs, photo_processes
+from maxmatch.model.build import build_model
+from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.hub_inputs import processor_transform
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import EightBitReader, PixelReader, encode_ahead, read_ahead
 from maxmatch.model.photo_processes import PhotoProcesses
+from maxmatch.model.presets import PRESETS
+from maxmatch.model.text import word_tokenizer
 
 pytestmark = pytest.mark.skipif(not photo_processes.available(), reason="needs Linux")
 HALF = (0.5, 0.5, 0.5)
@@ -157,6 +161,8 @@ PROGRAM = """
 import sys, time
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.photo_processes import PhotoProcesses
+from maxmatch.model.presets import PRESETS
+from maxmatch.model.text import word_tokenizer
 transform = ImageTransform(24, "crop", (0.5,) * 3, (0.5,) * 3)
 photos = PhotoProcesses(transform.eight_bits, sys.argv[1:], 64, (24, 24, 3), 3)
 while not photos.ready():
@@ -249,3 +255,21 @@ def test_what_a_gpu_made_is_fetched_when_the_next_batch_is_queued():
     assert [(batch.places, made) for batch, made in found] == [([0], [10]), ([], None), ([2, 3], [30, 40])]
     assert done == [("queued", [1]), ("fetched", [1]), ("queued", [3, 4]), ("fetched", [3, 4])]
     assert list(encode_ahead(Reader(), [], [], True, encode, fetch=fetch)) == []
+
+
+@pytest.mark.parametrize("errors", ["raise", "skip"])
+def test_a_model_on_a_gpu_makes_the_sets_of_one_by_one(errors, files, processes, monkeypatch):
+    torch.manual_seed(0)
+    config = PRESETS["efficientnet_lite0_bigru"](width=32, image_size=32, word_width=8, heads=2, head_width=8)
+    tokenizer = word_tokenizer(["a dog"], min_count=1, max_length=8)
+    model = build_model(config, {"text": tokenizer}, pretrained=False, seed=0).eval()
+    items = files * 3 if errors == "skip" else files[:3] * 5
+    read = [place for place in range(len(items)) if items[place] in [*files[:3], *files[7:]]]
+    alone = torch.cat([model.encode_images([items[place]], batch_size=1) for place in read])
+    monkeypatch.setattr(SetEncoder, "device", torch.device("cuda"))  # as far as reading is concerned
+    found = model.encode_images(items, batch_size=4, errors=errors)
+    if errors == "skip":
+        assert found.kept == read
+        assert [one.index for one in found.skipped] == [place for place in range(len(items)) if place not in read]
+        found = found.sets
+    torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)

@@ -320,13 +320,8 @@ def _photo_processes(
     shape = (transform.size, transform.size, 3)
     try:
         return PhotoProcesses(reader.eight_bits, items, slots, shape, cores, transform.loads) if slots else None
-    except (
-        OSError,
-        pickle.PicklingError,
-        AttributeError,
-        TypeError,
-    ):  # a limit of the system's; a transform of others'
-        return None
+    except (OSError, pickle.PicklingError, AttributeError, TypeError):
+        return None  # a limit of the system's, or a transform of somebody else's that cannot be pickled
 
 
 def _from_processes(parts: _Batches, photos: PhotoProcesses, threads: ThreadPoolExecutor) -> Iterator[ReadBatch]:
