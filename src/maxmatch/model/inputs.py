@@ -92,11 +92,18 @@ class PixelReader:
 
     def collate(self, items: "Sequence[torch.Tensor]") -> "Inputs":
         """The pictures, stacked."""
-        import torch
+        return _stacked([item.numpy() for item in items])
 
-        from maxmatch.core.types import Inputs
 
-        return Inputs(torch.stack(list(items)), None)
+def _stacked(items: Sequence[np.ndarray]) -> "Inputs":
+    """A batch, put together by NumPy: after an operation of torch's all its threads wait for the next for a while, and
+    keep the cores from what reads pictures.
+    """
+    import torch
+
+    from maxmatch.core.types import Inputs
+
+    return Inputs(torch.from_numpy(np.stack(items)), None)
 
 
 class EightBitReader:
@@ -118,11 +125,7 @@ class EightBitReader:
 
     def collate(self, items: Sequence[np.ndarray]) -> "Inputs":
         """The pictures, stacked."""
-        import torch
-
-        from maxmatch.core.types import Inputs
-
-        return Inputs(torch.from_numpy(np.stack(items)), None)
+        return _stacked(items)
 
 
 def _channels_last(item: Any) -> Any:
@@ -494,6 +497,7 @@ def encode_items(
     items = checked_items(items, batch_size, errors)
     threads = max(min(threads, len(items)), 1)
     sets = empty(len(items))
+    rows = np.asarray(sets)  # the same memory; by NumPy for the reason of `_stacked`
     order = sorted(range(len(items)), key=lambda place: -reader.length(items[place]))
     batches = [*_batches(order, batch_size, threads)]
     skipped: list[Skipped] = []
@@ -504,7 +508,7 @@ def encode_items(
             reader, items, batches, skip, encode_batch, ahead=ahead, threads=threads, fetch=fetch
         ):
             if made is not None:
-                sets[batch.places] = made
+                rows[batch.places] = np.asarray(made)
             skipped += batch.skipped
             advance(len(batch.places) + len(batch.skipped))
     if errors == "raise":
