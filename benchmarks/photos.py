@@ -89,10 +89,11 @@ def check(model: SetEncoder, files: Sequence[str]) -> None:
             for batch in read_ahead(eight, many, batches, False):
                 found = reader.normalised(batch.inputs.values.to(model.device)).cpu()
                 assert torch.equal(found, plain[[place % len(files) for place in batch.places]])
-    one_by_one = torch.cat([model.encode_images([file], batch_size=1) for file in files])
     times = 5 if model.device.type == "cpu" else 150  # on a GPU enough for processes
-    together = model.encode_images(list(files) * times)
-    torch.testing.assert_close(together, one_by_one.repeat(times, 1, 1), rtol=0, atol=2e-3)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        one_by_one = torch.cat([model.encode_images([file], batch_size=1) for file in files])
+        together = model.encode_images(list(files) * times)
+    assert (together * one_by_one.repeat(times, 1, 1)).sum(-1).min() > 0.9999, "other sets"
 
 
 def _pixels(model: SetEncoder) -> PixelReader:
@@ -222,7 +223,7 @@ def rows(model: SetEncoder, folder: Path, widths: Sequence[int], seconds: float)
             clip = PixelReader(processor_transform(_CLIP)).for_device(torch.device("cuda"))
             yield f"  decoding for CLIP (whole, bicubic), processes  {read_alone(clip, files, seconds, True):10,.0f}"
         bound = min(decoding, network) if gpu else 1 / (1 / decoding + 1 / network)
-        total, steady = whole(model, files, min(max(int(bound * 2 * seconds), 256), _MOST))
+        total, steady = whole(model, files, min(max(int(bound * 3 * seconds), 128), _MOST))
         yield f"  whole: encode_images, with its start           {total:10,.0f}"
         share = f"bound {bound:,.0f}: {steady / bound:.0%}"
         yield f"  whole: encode_images, steady                   {steady:10,.0f}   {share}"
