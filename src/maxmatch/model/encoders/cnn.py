@@ -47,29 +47,54 @@ class ConvNorm(nn.Module):
         weight, bias = (self.conv.weight, None) if self.norm.training else self._folded()
         return self._convolved(x, weight, bias)
 
-    def fixed(self) -> Layer:
-        """The layer with its weights of now, for many calls without gradient."""
+    def fixed(self, first: "ConvNorm | None" = None) -> Layer:
+        """The layer with its weights of now, for many calls without gradient.
+
+        first: a layer before it. The map between the two is then written once, with the padding that this one needs.
+        """
         if self.norm.training:
-            return self
+            return self if first is None else lambda x: self(first(x))
+        weight, bias = self._laid_out()
+        if first is None:
+            return lambda x: self._convolved(x, weight, bias)
+        first_weight, first_bias = first._laid_out()
+
+        def both(x: Tensor) -> Tensor:
+            y = first._product(*first._padded(x), first_weight, first_bias)
+            return self._activated(self._product(*self._padded(y, relu=True), weight, bias))
+
+        return both
+
+    def _laid_out(self) -> tuple[Tensor, Tensor]:
         weight, bias = self._folded()
-        if weight.device.type == "cpu":
-            weight = weight.contiguous(memory_format=torch.channels_last)
-        return lambda x: self._convolved(x, weight, bias)
+        on_processor = weight.device.type == "cpu"
+        return weight.contiguous(memory_format=torch.channels_last) if on_processor else weight, bias
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
-        even = rows % 2 == columns % 2 == 0  # then the convolution pads for itself, without a copy of the map
-        if not even:
-            x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-        padding = (rows // 2, columns // 2) if even else (0, 0)
-        if _one_dnn(x, weight):
-            stride = (self.stride, self.stride)
-            x = torch.mkldnn_convolution(x, weight, bias, padding, stride, (1, 1), self.conv.groups)
-        else:
-            x = conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
-        x = self.norm(x) if bias is None else x
+        x = self._product(*self._padded(x), weight, bias)
+        return self._activated(self.norm(x) if bias is None else x)
+
+    def _activated(self, x: Tensor) -> Tensor:
         # In place, since no gradient asks for what was there: new memory costs as much as the convolution.
         return x if self.linear else relu6(x, inplace=True)
+
+    def _padded(self, x: Tensor, relu: bool = False) -> tuple[Tensor, tuple[int, int]]:
+        """The map, and the padding that the convolution is to add itself: all of it where it is even, without a copy of
+        the map. relu: whether ReLU6 comes before.
+        """
+        rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
+        if rows % 2 == columns % 2 == 0:
+            return relu6(x, inplace=True) if relu else x, (rows // 2, columns // 2)
+        if relu and x.device.type == "cpu":
+            return _framed_relu6(x, rows, columns), (0, 0)
+        x = relu6(x, inplace=True) if relu else x
+        return pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)), (0, 0)
+
+    def _product(self, x: Tensor, padding: tuple[int, int], weight: Tensor, bias: Tensor | None) -> Tensor:
+        if _one_dnn(x, weight):
+            stride = (self.stride, self.stride)
+            return torch.mkldnn_convolution(x, weight, bias, padding, stride, (1, 1), self.conv.groups)
+        return conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
 
     def _folded(self) -> tuple[Tensor, Tensor]:
         """The weights of one convolution equal to the two where the statistics are fixed. Computed for each batch, so
@@ -83,6 +108,17 @@ class ConvNorm(nn.Module):
 
     def _missing(self, size: int) -> int:
         return max((math.ceil(size / self.stride) - 1) * self.stride + self.kernel - size, 0)
+
+
+def _framed_relu6(x: Float[Tensor, "B c h w"], rows: int, columns: int) -> Float[Tensor, "B c i j"]:
+    """ReLU6 of a map, with so many more rows and columns of zeros around it. Nothing is written twice."""
+    (count, channels, height, width), top, left = x.shape, rows // 2, columns // 2
+    shape = (count, channels, height + rows, width + columns)
+    framed = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+    torch.clamp(x, 0.0, 6.0, out=framed[:, :, top : top + height, left : left + width])
+    for edge in (framed[:, :, :top], framed[:, :, top + height :], framed[..., :left], framed[..., left + width :]):
+        edge.zero_()
+    return framed
 
 
 def _one_dnn(x: Tensor, weight: Tensor) -> bool:
@@ -112,11 +148,10 @@ class InvertedResidual(nn.Module):
 
     def fixed(self) -> Layer:
         """The block with its weights of now, for many calls without gradient."""
-        expand = None if self.expand is None else self.expand.fixed()
-        depthwise, project = self.depthwise.fixed(), self.project.fixed()
+        widened, project = self.depthwise.fixed(self.expand), self.project.fixed()
 
         def block(x: Tensor) -> Tensor:
-            y = project(depthwise(x if expand is None else expand(x)))
+            y = project(widened(x))
             return y.add_(x) if self.adds else y
 
         return block
