@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d, pad, relu, relu6
 from maxmatch.model.encoders.backbone import package_folder
 
 _STEM, _HEAD = 32, 1280  # not scaled in the Lite variants
-_FEW, _MANY = 2, 16  # images at a time in the first stages, per thread, and in the others
+_FEW, _MANY = 1, 16  # images at a time in the first stages, per thread, and in the others
 _LARGE = 3  # stages whose maps are larger than their weights
 _STAGES = (  # repeats, kernel, stride, expansion, channels
     (1, 3, 1, 1, 16),
