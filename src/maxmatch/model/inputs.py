@@ -36,7 +36,7 @@ _READERS = 16  # other items read at once
 _MANY_CORES, _MANY_FILES = 4, 512  # from which on processes read files in the place of threads
 _MOST_PROCESSES = 32
 _TASKS_EACH = 8  # files that are begun for each process before they are asked for
-_EACH = 4  # items at once of a thread that reads and encodes: with more, memory is returned and asked for again
+_EACH, _LAST = 8, 4  # items at once of a thread that reads and encodes: at most, and towards the end
 
 
 @runtime_checkable
@@ -463,12 +463,14 @@ def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[An
 
 
 def _batches(order: Sequence[int], size: int, threads: int) -> Iterator[Sequence[int]]:
-    """The items in batches of one size; for several threads in small ones, so that all of them have something to do and
-    end at about the same time.
+    """The items in batches of one size; for several threads in smaller ones towards the end, so that all of them have
+    something to do and end at about the same time.
     """
-    each = size if threads == 1 else min(size, _EACH, max(-(-len(order) // threads), 1))
-    for first in range(0, len(order), each):
-        yield order[first : first + each]
+    least = min(_LAST, -(-len(order) // threads))
+    while order:
+        taken = size if threads == 1 else min(size, _EACH, max(-(-len(order) // (2 * threads)), least))
+        yield order[:taken]
+        order = order[taken:]
 
 
 def encode_items(
