@@ -577,7 +577,7 @@ class SetEncoder(nn.Module):
             module.training = False
         try:
             with torch.inference_mode(), ExitStack() as held:
-                for module in self.modules():
+                for module in every:
                     if isinstance(module, EfficientNetLite):
                         held.enter_context(module.weights_held())
                 yield
