@@ -115,10 +115,15 @@ def test_every_number_dropped_is_dropped_on_the_way_back_too():
 
 
 @pytest.mark.usefixtures("with_kernels")
-def test_what_needs_no_gradient_is_the_same():
-    head, features = a_head().eval(), some_features(5, 2)
+def test_what_needs_no_gradient_is_the_same_and_keeps_one_block(monkeypatch):
+    head, features = a_head(depth=3).eval(), some_features(5, 2)
+    kept, empty = [], triton_slots._empty
+    monkeypatch.setattr(
+        triton_slots, "_empty", lambda slots, blocks, *rest: (kept.append(blocks), empty(slots, blocks, *rest))[1]
+    )
     with torch.no_grad():
         alone = head(features)
+    assert kept == [1]
     assert torch.equal(alone.vectors, head(features).vectors)
     assert torch.equal(alone.attention, head(features).attention)
 

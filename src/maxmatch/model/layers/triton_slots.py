@@ -46,6 +46,7 @@ class _How(NamedTuple):
     epsilons: Sequence[float]  # of the norms of queries, of the feed-forward part, and at the end
     dropout: Sequence[float]  # of what is taken, and of the hidden layer
     precision: torch.dtype
+    way_back: bool  # whether there will be one; within a function torch does not tell
 
 
 class _Kept(NamedTuple):
@@ -93,7 +94,7 @@ class _Blocks(torch.autograd.Function):
         (items, count, dim), (_, heads, _, width) = slots.shape, keys[0].shape
         rows, of_part = items * count, _bounds(keys)
         ask, project, widen, narrow = (one.to(how.precision) for one in (ask, project, widen, narrow))
-        blocks = how.depth if any(ctx.needs_input_grad) else 1  # without a way back each block writes over the last
+        blocks = how.depth if how.way_back else 1  # without a way back each block writes over the last
         kept = _empty(slots, blocks, heads, width, len(widen), how)
         biases = query_bias, feed_bias, end_bias
         norms = list(zip((query, feed, end), biases, how.epsilons, strict=True))
@@ -231,7 +232,7 @@ def slot_blocks(
     norms = (block.query_norm, norm, end)
     how = _How(
         depth, [mask.contiguous() for mask in masks], block.attention.scale, epsilon,
-        tuple(one.eps for one in norms), dropout, keys[0].dtype,
+        tuple(one.eps for one in norms), dropout, keys[0].dtype, torch.is_grad_enabled(),
     )  # fmt: skip
     drawn = seeds(depth, slots.device) if any(dropout) else None
     found: tuple[Tensor, Tensor | None] = _Blocks.apply(
