@@ -166,29 +166,30 @@ def _blocks(cosines, scores, n_columns, row_stride, column_stride, BACK: tl.cons
         tl.store(scores, sum_exp(c0, c1, c2, c3) * 0.25 - 1.0, mask=real)
 
 
+_on_blocks = Launch(_blocks)
 _PAIRS = 128  # of a program
-_block_scores, _block_gradient = (
-    Launch(_blocks, BACK=back, BLOCK=_PAIRS, num_warps=4, enable_fp_fusion=True) for back in (False, True)
-)
 
 
 def block_scores(cosines: Tensor, scores: Tensor) -> None:
     """Write the scores (B, C) of the cosines (4B, 4C)."""
-    _on_blocks(_block_scores, cosines, scores)
+    _launch_blocks(cosines, scores, back=False)
 
 
 def block_gradient(cosines: Tensor, grad: Tensor) -> None:
     """Write over each cosine its gradient, which is that of its pair's score (B, C) times exp(c) / 4 where the matching
     has it, else 0.
     """
-    _on_blocks(_block_gradient, cosines, grad)
+    _launch_blocks(cosines, grad, back=True)
 
 
-def _on_blocks(launch: Launch, cosines: Tensor, scores: Tensor) -> None:
+def _launch_blocks(cosines: Tensor, scores: Tensor, back: bool) -> None:
     rows, columns = scores.shape
     assert cosines.shape == (4 * rows, 4 * columns)
     assert cosines.is_contiguous()
-    launch((rows, -(-columns // _PAIRS), 1), (cosines, scores), columns, *scores.stride())
+    _on_blocks(
+        (rows, -(-columns // _PAIRS)), (cosines, scores), (columns, *scores.stride()),
+        BACK=back, BLOCK=_PAIRS, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 # Counting: how many scores reach a level, by row and by column, in one pass.
