@@ -50,50 +50,46 @@ def trained_scores(a: Any, b: Any, plain: Callable[[Tensor, Tensor], Tensor]) ->
 class _Trained(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, kernels: Any, plain: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        cosines = _cosines(a, b)
-        scores = cosines.new_empty((a.shape[0], b.shape[0]))
-        kernels.block_scores(cosines, scores)
+        made = _multiplied(a, b)
+        scores = made[2].new_empty((a.shape[0], b.shape[0]))
+        kernels.block_scores(made[2], scores)
         ctx.save_for_backward(a, b)
-        ctx.cosines, ctx.kernels, ctx.plain = cosines, kernels, plain
+        ctx.made, ctx.kernels, ctx.plain = made, kernels, plain
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        of_a, of_b = ctx.needs_input_grad[:2]
+        of_a, of_b, _, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # the gradient is to be differentiated in turn
             inputs = [sets for sets, needed in ((a, of_a), (b, of_b)) if needed]
             found = iter(torch.autograd.grad(ctx.plain(a, b), inputs, grad, create_graph=True))
             return next(found) if of_a else None, next(found) if of_b else None, None, None
         # Who asks for the gradient again has the cosines made again.
-        cosines = _cosines(a, b) if ctx.cosines is None else ctx.cosines
-        ctx.cosines = None
+        x, y, cosines = ctx.made or _multiplied(a, b)
+        ctx.made = None
         ctx.kernels.block_gradient(cosines, grad)
-        if _is_full(a):
-            return (
-                torch.mm(cosines, b.flatten(0, 1)).view_as(a) if of_a else None,
-                torch.mm(cosines.t(), a.flatten(0, 1)).view_as(b) if of_b else None,
-                None,
-                None,
-            )
-        with torch.autocast(a.device.type, enabled=False):
-            return (
-                multiply(cosines, b.flatten(0, 1).t()).view_as(a).to(a.dtype) if of_a else None,
-                multiply(cosines.t(), a.flatten(0, 1).t()).view_as(b).to(b.dtype) if of_b else None,
-                None,
-                None,
-            )
+        times, width = torch.mm if _is_full(x) else _product, x.shape[1]
+        first = times(cosines, y).view(-1, SIZE, width) if of_a else None
+        second = times(cosines.t(), x).view(-1, SIZE, width) if of_b else None
+        return first, second, None, None
 
 
-def _is_full(sets: Tensor) -> bool:
-    """Whether they are multiplied in float32 by themselves."""
-    return sets.dtype == torch.float32 and not torch.is_autocast_enabled(sets.device.type)
-
-
-def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    """(4B, 4C), in float32."""
+def _multiplied(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The vectors (4B, D) and (4C, D), and their cosines (4B, 4C) in float32."""
     x, y = a.flatten(0, 1), b.flatten(0, 1)
-    if _is_full(a):
-        return torch.mm(x, y.t())
+    if _is_full(x):
+        return x, y, torch.mm(x, y.t())
     with torch.autocast(a.device.type, enabled=False):
-        return multiply(x, y)
+        return x, y, multiply(x, y)
+
+
+def _product(slopes: Tensor, vectors: Tensor) -> Tensor:
+    """In float32, then in the precision of the vectors."""
+    with torch.autocast(slopes.device.type, enabled=False):
+        return multiply(slopes, vectors.t()).to(vectors.dtype)
+
+
+def _is_full(vectors: Tensor) -> bool:
+    """Whether they are multiplied in float32 by themselves."""
+    return vectors.dtype == torch.float32 and not torch.is_autocast_enabled(vectors.device.type)
