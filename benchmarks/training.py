@@ -133,6 +133,8 @@ def measure(name: str, images: int, steps: int, profiled: bool) -> None:
     floor = counter.get_total_flops() / matmul_rate(device)
     recorded = not _sees_pixels(recipe) and can_record(recipe.train, recipe.objective.negatives, torch.device(device))
     ways: dict[str, TrainStep] = {"plain": step}
+    if device == "cuda":
+        _check_kernels(recipe, _split(2 * recipe.train.batch_size, *grid), device, epoch)
     if recorded:
         _check_recording(recipe, _split(2 * recipe.train.batch_size, *grid), device, epoch)
         ways["recorded, in turn"], ways["recorded"] = _in_turn(RecordedSteps(step)), RecordedSteps(step)
@@ -202,6 +204,25 @@ def _check_recording(recipe: Recipe, split: Split, device: str, epoch: int) -> N
         losses.append([float(function(batch, seed).total) for seed in range(6)])
     for plain, *played in zip(*losses, strict=True):
         assert all(abs(plain - one) < 5e-3 * abs(plain) for one in played), f"recorded steps differ: {losses}"
+
+
+def _check_kernels(recipe: Recipe, split: Split, device: str, epoch: int) -> None:
+    """Check that six steps without dropout have the losses of the lines in torch, of which the kernels are made."""
+    losses = []
+    for kernels in (True, False):
+        model = _model(recipe).to(device).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        step, _ = _step(recipe, model, device, epoch)
+        batches = _batches(recipe, model, split, device)
+        with nullcontext() if kernels else mock.patch("maxmatch.model.layers.slot_heads._kernels", return_value=None):
+            losses.append([float(step(next(batches), seed).total) for seed in range(6)])
+    for one, other in zip(*losses, strict=True):
+        assert abs(one - other) < 1e-2 * abs(other), f"the kernels' losses differ: {losses}"
+    print(
+        f"losses by kernels {losses[0][0]:.4f} … {losses[0][-1]:.4f}, in torch {losses[1][0]:.4f} … {losses[1][-1]:.4f}"
+    )
 
 
 def _wait(device: str) -> None:

@@ -23,6 +23,7 @@ UNCHECKED = {
     "maxmatch.model.layers.triton_attention": "likewise",
     "maxmatch.model.layers.triton_gru": "likewise",
     "maxmatch.model.layers.triton_norm": "likewise",
+    "maxmatch.model.layers.triton_slots": "likewise",
     "maxmatch.matching.numba_backend": "so does Numba",
     "maxmatch.search.engines.numba_keys": "so does Numba",
     "maxmatch.model.config": "pydantic checks it",

@@ -110,7 +110,7 @@ def test_every_module_that_loads_torch_first_calls_its_functions_in_one_thread(m
         "maxmatch.matching.triton_fused", "maxmatch.matching.triton_scan", "maxmatch.matching.triton_tiles",
         "maxmatch.matching.trained",
         "maxmatch.model.layers.triton_attention", "maxmatch.model.layers.triton_gru",
-        "maxmatch.model.layers.triton_norm", "maxmatch.losses.triton_mmd",
+        "maxmatch.model.layers.triton_norm", "maxmatch.model.layers.triton_slots", "maxmatch.losses.triton_mmd",
     }  # fmt: skip
     products_only = {"maxmatch.matching.products", "maxmatch.search.engines.lance"}
     assert without <= loaded_by_others | products_only

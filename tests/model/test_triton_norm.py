@@ -6,9 +6,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import gelu, layer_norm
 
-from maxmatch.core.types import Features
-from maxmatch.model.layers import SetHead, slot_heads, triton_norm
-from maxmatch.model.layers.triton_norm import add_norm, can_norm, gelu_dropout, seeds
+from maxmatch.model.layers import slot_heads, triton_norm
+from maxmatch.model.layers.triton_norm import Added, bits_for, parts_for, period_of, seeds, totals
 
 # Rows that are and are not a multiple of four, widths that are and are not powers of two.
 SHAPES = [(1, 1, 8), (7, 3, 24), (2, 4, 300), (5, 1, 384), (2, 3, 1024)]
@@ -19,6 +18,60 @@ CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 def few_programs(monkeypatch):
     """So that each takes several groups of rows."""
     monkeypatch.setattr(triton_norm, "_PARTS", 2)
+
+
+class AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, y_bias, weight, bias, epsilon, dtype, dropout, seed):
+        rows = x.shape[0] * x.shape[1]
+        x = x if period_of(x) < rows else x.contiguous()
+        total = x.clone() if y is None else torch.empty(x.shape)
+        out, stats = torch.empty(x.shape, dtype=dtype), torch.empty(2, rows)
+        bits = bits_for(1, rows, x.shape[2], dropout, x.device)[0]
+        added = None if y is None else Added(y.contiguous(), y_bias, dropout, seed, bits)
+        triton_norm.add_norm(x, (weight, bias, epsilon), total, out, stats, added)
+        ctx.save_for_backward(x if y is None else total, stats, weight, bits)
+        ctx.of_y, ctx.dropout = None if y is None else y.dtype, dropout
+        return total, out
+
+    @staticmethod
+    def backward(ctx, arriving, arriving_out):
+        total, stats, weight, bits = ctx.saved_tensors
+        to_x = torch.empty(total.shape, dtype=total.dtype)
+        to_y = None if ctx.of_y is None else torch.empty(total.shape, dtype=ctx.of_y)
+        parts = parts_for(1, stats.shape[1], 2 if to_y is None else 3, total.shape[2], device=total.device)[0]
+        triton_norm.add_norm_backwards(
+            total, stats, weight, arriving.contiguous(), arriving_out.contiguous(), to_x, parts, to_y, ctx.dropout, bits
+        )
+        of_weight, of_bias, *of_added = totals(parts)
+        return to_x, to_y, of_added[0] if of_added else None, of_weight, of_bias, None, None, None, None
+
+
+class GeluDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias, dropout, seed):
+        rows, width = x.shape[0] * x.shape[1], x.shape[2]
+        x, out = x.contiguous().view(rows, width), torch.empty(rows, width, dtype=x.dtype)
+        bits = bits_for(1, rows, width, dropout, x.device)[0]
+        triton_norm.gelu_dropout(x, bias, dropout, seed, out, bits)
+        ctx.save_for_backward(x, bias, bits)
+        ctx.dropout = dropout
+        return out
+
+    @staticmethod
+    def backward(ctx, arriving):
+        x, bias, bits = ctx.saved_tensors
+        to_x, parts = torch.empty_like(x), parts_for(1, len(x), x.shape[1], device=x.device)[0]
+        triton_norm.gelu_dropout_backwards(x, bias, ctx.dropout, bits, arriving.contiguous(), to_x, parts)
+        return to_x.view(-1, 1, x.shape[1]), totals(parts), None, None
+
+
+def add_norm(x, norm, dtype, product=None, bias=None, dropout=0.0, seed=None):
+    return AddNorm.apply(x, product, bias, norm.weight, norm.bias, norm.eps, dtype, dropout, seed)
+
+
+def gelu_dropout(x, bias, dropout=0.0, seed=None):
+    return GeluDropout.apply(x.reshape(-1, 1, x.shape[2]), bias, dropout, seed).view(x.shape)
 
 
 def drawn(*shape, seed=0):
@@ -93,7 +146,6 @@ def test_slots_that_are_repeated_are_read_where_they_lie():
     slots, norm = drawn(3, 12).float().requires_grad_(), some_norm(12)
     x = slots.expand(5, -1, -1)
     total, normed = add_norm(x, norm, torch.float32)
-    assert total.data_ptr() == slots.data_ptr()
     loss = (total * normed * drawn(5, 3, 12, seed=1)).sum()
     (precise,) = doubles(slots)
     expected = exact(precise.expand(5, -1, -1), None, None, norm.weight.double(), norm.bias.double(), norm.eps)
@@ -187,69 +239,6 @@ def test_all_can_be_dropped():
     out = gelu_dropout(x, torch.zeros(8), 1.0, seeds(1, x.device)[0, 0])
     assert not out.any()
     assert not torch.autograd.grad(out.sum(), x)[0].any()
-
-
-def a_head(dropout=0.0):
-    torch.manual_seed(0)
-    head = SetHead(context_width=12, width=24, set_size=3, heads=2, head_width=16, depth=2, dropout=dropout)
-    for parameter in head.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))  # biases start at 0, norms as the identity
-    local, pooled = torch.randn(3, 6, 12), torch.randn(3, 24)
-    return head, Features(local, torch.arange(6) < torch.tensor([[6], [2], [1]]), pooled, None)
-
-
-def learned(head, features):
-    head.zero_grad()
-    sets = head(features)
-    (sets.vectors.square() * torch.arange(24.0)).sum().backward()
-    return [sets.vectors, sets.residual, sets.attention, *(parameter.grad.clone() for parameter in head.parameters())]
-
-
-@pytest.fixture
-def with_kernels(monkeypatch):
-    monkeypatch.setattr(slot_heads, "_norm_kernels", lambda x: triton_norm if can_norm(x) else None)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_head_gives_the_same_sets_and_learns_the_same_with_the_kernels(request, training):
-    head, features = a_head(0.0 if training else 0.5)
-    head.train(training)
-    expected = learned(head, features)
-    request.getfixturevalue("with_kernels")
-    for ours, theirs in zip(learned(head, features), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_in_mixed_precision_a_heads_sets_are_those_of_float32_to_its_precision(request):
-    head, features = a_head()
-    exactly = head(features)
-    request.getfixturevalue("with_kernels")
-    with torch.autocast("cpu", torch.bfloat16):
-        sets = head(features)
-    assert sets.residual.dtype == sets.vectors.dtype == torch.float32
-    assert (sets.vectors - exactly.vectors).norm(dim=2).max() < 0.03
-
-
-@pytest.mark.usefixtures("with_kernels")
-def test_a_heads_dropout_follows_torchs_seed_and_is_off_in_evaluation():
-    head, features = a_head(0.2)
-    found = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        found.append(head(features).vectors)
-    assert torch.equal(found[0], found[1])
-    assert not torch.allclose(found[0], found[2])
-    head.eval()
-    assert torch.equal(head(features).vectors, head(features).vectors)
-
-
-@pytest.mark.usefixtures("with_kernels")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_slots_in_another_precision_stay_in_it(monkeypatch, dtype):
-    monkeypatch.setattr(SetHead, "_residual_by_kernels", None)
-    head, features = a_head()
-    sets = head.to(dtype)(Features(features.local.to(dtype), features.mask, features.pooled.to(dtype), None))
-    assert sets.residual.dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_short_texts_encoded_by_themselves_have_the_gradients_of_the_whole_batch
     batch = replace(batch, inputs={**batch.inputs, "text": Inputs(ids, mask)})
     criterion = Criterion(maxmatch, PAIR, EVERY_TERM)
     widths, found = [], []
-    model.tower("text").register_forward_pre_hook(lambda tower, inputs: widths.append(inputs[0].shape))
+    model.tower("text").encoder.register_forward_pre_hook(lambda encoder, inputs: widths.append(inputs[0].shape))
     for short in ({}, {"text": (count, length)}):
         model.zero_grad()
         terms = gradients(model, replace(batch, short=short), criterion, seed=3)

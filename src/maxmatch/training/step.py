@@ -18,7 +18,7 @@ from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import match_own
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import RegionEncoder
-from maxmatch.model.layers import PIEHead, SlotHead
+from maxmatch.model.layers import PIEHead, SetHead, SlotHead
 from maxmatch.recipe.schema import Recipe, Train
 from maxmatch.training.distributed import add_gradients, counted_once, fewest, gather, gather_sets, several
 from maxmatch.training.optim import clip_gradients
@@ -222,8 +222,13 @@ def _sets_of(model: SetEncoder, name: str, inputs: Inputs, short: tuple[int, int
         sets: Sets = model(name, values, mask)
         return sets
     count, length = short
-    parts = model(name, values[:count, :length], mask[:count, :length]), model(name, values[count:], mask[count:])
-    return Sets(*(torch.cat(tensors) for tensors in zip(*map(_tensors, parts), strict=True)))
+    parts = (values[:count, :length], mask[:count, :length]), (values[count:], mask[count:])
+    tower = model.tower(name)
+    if isinstance(tower.head, SetHead):
+        together: Sets = tower.head(*(tower.encoder(*part) for part in parts))
+        return together
+    each = (_tensors(tower(*part)) for part in parts)
+    return Sets(*(torch.cat(tensors) for tensors in zip(*each, strict=True)))
 
 
 def _match(model: SetEncoder) -> tuple[Tensor, Tensor] | None:

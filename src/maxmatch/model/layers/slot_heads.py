@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from maxmatch.core.machine import optional_module
 from maxmatch.core.types import Features, Sets
@@ -23,8 +22,8 @@ def _kernels(name: str, x: Tensor) -> Any | None:
     return optional_module(name) if x.is_cuda and not torch.compiler.is_compiling() else None
 
 
-def _attention_kernels(keys: Tensor) -> Any | None:
-    return _kernels("maxmatch.model.layers.triton_attention", keys)
+def _slot_kernels(x: Tensor) -> Any | None:
+    return _kernels("maxmatch.model.layers.triton_slots", x)
 
 
 def _norm_kernels(x: Tensor) -> Any | None:
@@ -44,8 +43,10 @@ class Context(NamedTuple):
     keys: Float[Tensor, "B h N d"]
     values: Float[Tensor, "B h N d"]
     mask: Bool[Tensor, "B N"]
-    sums: Any = None
-    """With the GPU's kernels: where the blocks add up the gradients of keys and values."""
+
+    def laid_out(self) -> "Context":
+        """For products: once, or every block would copy them anew."""
+        return Context(self.keys.contiguous(), self.values.contiguous(), self.mask)
 
 
 class SlotAttention(nn.Module):
@@ -76,34 +77,19 @@ class SlotAttention(nn.Module):
         placed = inputs if positions is None else inputs + positions.to(inputs.dtype)
         made = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
         keys, values = map(self._split, made)
-        kernels = _attention_kernels(keys)
-        if kernels is None:  # laid out for the products once, or every block would copy them anew
-            return Context(keys.contiguous(), values.contiguous(), mask)
-        keys, values, sums = kernels.shared(keys, values)
-        return Context(keys, values, mask, sums)
+        return Context(keys, values, mask)
 
     def forward(
         self, slots: Float[Tensor, "B K D"], context: Context
     ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B h K N"]]:
         """What each slot takes from the inputs, and the weights with which it does."""
-        taken, weights = self.take(slots, context)
-        return self.output(taken), weights
-
-    def take(
-        self, slots: Float[Tensor, "B K D"], context: Context
-    ) -> tuple[Float[Tensor, "B K hd"], Float[Tensor, "B h K N"]]:
-        """What each slot takes, its heads beside each other, before the output layer; and the weights."""
         queries = self._split(self.to_queries(slots))
-        kernels = _attention_kernels(context.keys)
-        if kernels is not None and kernels.can_attend(queries, context.keys):
-            taken, weights = kernels.slot_attention(queries, *context, self.scale, _EPSILON)
-            return taken, weights
         logits = queries @ context.keys.transpose(-1, -2) * self.scale
         share = logits.softmax(-2, dtype=torch.promote_types(logits.dtype, torch.float32))
         share = share * context.mask[:, None, None]
         weights = share / (share.sum(-1, keepdim=True) + _EPSILON)
         taken = weights.to(context.values.dtype) @ context.values
-        return taken.transpose(1, 2).flatten(2), weights
+        return self.output(taken.transpose(1, 2).flatten(2)), weights
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
@@ -128,7 +114,7 @@ class AggregationBlock(nn.Module):
     def context(self, features: Features) -> Context:
         """What the slots look at. It does not depend on them."""
         kernels, norm, local = _norm_kernels(features.local), self.context_norm, features.local
-        normed = norm(local) if kernels is None else kernels.add_norm(local, norm, _of_products(local))[1]
+        normed = norm(local) if kernels is None else kernels.layer_norm(local, norm, _of_products(local))
         return self.attention.context(normed, features.mask, features.positions)
 
     def forward(
@@ -181,38 +167,31 @@ class SlotHead(nn.Module):
         self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
         self.residual_norm = nn.LayerNorm(width)
 
-    def residual(self, features: Features) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K N"]]:
-        """LN(E^L) of B items, and the last block's attention, averaged over its heads."""
-        slots = self.slots.expand(features.local.shape[0], -1, -1)
+    def residual(self, *parts: Features) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K N"] | None]:
+        """LN(E^L) of B items, and the last block's attention, averaged over its heads. The items may come in parts
+        whose local features differ in number: then there is no attention.
+        """
+        counts = [part.local.shape[0] for part in parts]
+        slots = self.slots.expand(sum(counts), -1, -1)
         if self.training and self.slot_noise:
             slots = slots + self.slot_noise * torch.randn_like(slots)
-        context = self.block.context(features)
-        kernels = _norm_kernels(slots)
-        if kernels is not None and slots.dtype == torch.float32:
-            normed, weights = self._residual_by_kernels(slots, context, kernels)
+        contexts = [self.block.context(part) for part in parts]
+        kernels = _slot_kernels(slots)
+        if kernels is not None and kernels.can_run(slots, _of_products(slots), [one.keys for one in contexts]):
+            keys, values, masks = zip(*contexts, strict=True)
+            end = self.residual_norm
+            normed, weights = kernels.slot_blocks(slots, keys, values, masks, self.block, end, self.depth, _EPSILON)
         else:
-            for _ in range(self.depth):
-                slots, weights = self.block(slots, context)
-            normed = self.residual_norm(slots)
-        return normed[:, : self.set_size], weights[:, :, : self.set_size].mean(1)
+            own = torch.split(slots, counts) if len(parts) > 1 else [slots]
+            found = [self._blocks(*one) for one in zip(own, contexts, strict=True)]
+            normed, weights = found[0] if len(parts) == 1 else (torch.cat([one for one, _ in found]), None)
+        return normed[:, : self.set_size], None if weights is None else weights[:, :, : self.set_size].mean(1)
 
-    def _residual_by_kernels(self, slots: Tensor, context: Context, kernels: Any) -> tuple[Tensor, Tensor]:
-        """The same, with one kernel for each x + layer(h) and the norm of it, and one for GELU and its dropout."""
-        block, precision = self.block, _of_products(slots)
-        layers: Any = (*block.attention.output, *block.feedforward)
-        project, drop_taken, norm, widen, _, drop_hidden, narrow = layers
-        p, q = (drop.p if drop.training else 0.0 for drop in (drop_taken, drop_hidden))
-        seeds = kernels.seeds(self.depth, slots.device) if p or q else [(None, None)] * self.depth
-        slots, normed = kernels.add_norm(slots, block.query_norm, precision)
-        for step, (seed, other) in enumerate(seeds):
-            taken, weights = block.attention.take(normed, context)
-            taken = linear(taken, project.weight)
-            slots, normed = kernels.add_norm(slots, norm, precision, taken, project.bias, p, seed)
-            hidden = kernels.gelu_dropout(linear(normed, widen.weight), widen.bias, q, other)
-            last = step == self.depth - 1
-            following, kind = (self.residual_norm, slots.dtype) if last else (block.query_norm, precision)
-            slots, normed = kernels.add_norm(slots, following, kind, linear(hidden, narrow.weight), narrow.bias)
-        return normed, weights
+    def _blocks(self, slots: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        context = context.laid_out()
+        for _ in range(self.depth):
+            slots, weights = self.block(slots, context)
+        return self.residual_norm(slots), weights
 
     @torch.no_grad()
     def reorder(self, order: Sequence[int]) -> None:
@@ -249,11 +228,12 @@ class SetHead(SlotHead):
         self.global_feature = global_feature
         self.pooled_norm = nn.LayerNorm(width)
 
-    def forward(self, features: Features) -> Sets:
-        """The sets of B items. Their attention is the last block's, averaged over its heads."""
-        residual, attention = self.residual(features)
-        added = self.pooled_norm(features.pooled)
-        pooled = features.pooled if self.global_feature == "raw" else added
+    def forward(self, *parts: Features) -> Sets:
+        """The sets of B items. Their attention is the last block's, averaged over its heads; parts: see `residual`."""
+        residual, attention = self.residual(*parts)
+        pooled = torch.cat([part.pooled for part in parts]) if len(parts) > 1 else parts[0].pooled
+        added = self.pooled_norm(pooled)
+        pooled = pooled if self.global_feature == "raw" else added
         return Sets(unit_vectors(residual + added[:, None]), residual, pooled, attention)
 
 

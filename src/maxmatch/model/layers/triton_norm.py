@@ -2,10 +2,10 @@
 LayerNorm that follows, and GELU together with dropout. Each is one kernel forwards and one backwards; the latter also
 adds up the gradients of the biases, in a fixed order.
 
-`layers.SlotHead` chooses it by itself; its own lines in torch are the reference.
+`triton_slots` is made of it; the lines in torch of `layers.SlotHead` are the reference.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -190,7 +190,7 @@ def _totals(parts, out, count, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: t
     tl.store(out + columns, tl.sum(total, 0), mask=columns < WIDTH)
 
 
-def _total(parts: Float[Tensor, "P *n"]) -> Float[Tensor, "*n"]:
+def totals(parts: Float[Tensor, "P *n"]) -> Float[Tensor, "*n"]:
     """The sum over the programs."""
     total = torch.empty_like(parts[0])
     width = total.numel()
@@ -198,9 +198,14 @@ def _total(parts: Float[Tensor, "P *n"]) -> Float[Tensor, "*n"]:
     return total
 
 
-def _kept(rows: int, width: int, dropout: float, like: Tensor) -> Tensor:
-    """Where the bits of a dropout are written: see `_drawn`."""
-    return like.new_empty(triton.cdiv(rows, _ROWS) * width if dropout else 1, dtype=torch.uint8)
+def parts_for(count: int, rows: int, *shape: int, device: torch.device) -> Float[Tensor, "{count} P *n"]:
+    """Where `count` calls of a backward kernel for so many rows write their sums: see `totals`."""
+    return torch.empty(count, min(_PARTS, triton.cdiv(rows, _ROWS)), *shape, device=device)
+
+
+def bits_for(count: int, rows: int, width: int, dropout: float, device: torch.device) -> Int[Tensor, "{count} n"]:
+    """Where `count` calls of a forward kernel write which numbers a dropout keeps."""
+    return torch.empty(count, triton.cdiv(rows, _ROWS) * width if dropout else 1, dtype=torch.uint8, device=device)
 
 
 def _scale(dropout: float) -> float:
@@ -213,111 +218,117 @@ def _block(width: int) -> dict[str, int]:
     return {"WIDTH": width, "ROWS": _ROWS, "BLOCK": block, "num_warps": min(16, max(1, block // 128))}
 
 
-class _AddNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor | None, y_bias: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float,
-        dtype: torch.dtype, dropout: float, seed: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        width = x.shape[-1]
-        rows = x.numel() // width
-        period = x.shape[1] if x.stride(0) == 0 and x[0].is_contiguous() else rows
-        x = x if period < rows else x.contiguous()
-        total = x.view_as(x) if y is None else torch.empty(x.shape, device=x.device)  # in float32
-        out = torch.empty(x.shape, dtype=dtype, device=x.device)
-        stats = torch.empty(2, rows, device=x.device)
-        kept = _kept(rows, width, dropout, x)
-        with torch.cuda.device_of(x):
-            _norm_forwards[(triton.cdiv(rows, _ROWS),)](
-                x, x if y is None else y, weight if y_bias is None else y_bias, weight, bias,
-                kept if seed is None else seed, total, out, stats, kept, rows, period, epsilon, dropout,
-                _scale(dropout), ADDS=y is not None, DROPS=dropout > 0, **_block(width),
-            )  # fmt: skip
-        ctx.save_for_backward(total, stats, weight, kept)
-        ctx.period = period if y is None else rows
-        ctx.of_x, ctx.of_y, ctx.of_out = x.dtype, None if y is None else y.dtype, dtype
-        ctx.dropout = dropout
-        ctx.set_materialize_grads(False)
-        return total, out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, arriving: Tensor | None, arriving_out: Tensor | None) -> tuple[Tensor | None, ...]:
-        total, stats, weight, kept = ctx.saved_tensors
-        width = total.shape[-1]
-        rows, adds = total.numel() // width, ctx.of_y is not None
-        out = total.new_zeros(total.shape, dtype=ctx.of_out) if arriving_out is None else arriving_out.contiguous()
-        to_x = torch.empty(total.shape, dtype=ctx.of_x, device=total.device)
-        to_y = torch.empty(total.shape, dtype=ctx.of_y, device=total.device) if adds else None
-        programs, sums = min(_PARTS, triton.cdiv(rows, _ROWS)), 3 if adds else 2
-        parts = torch.empty(programs, sums, width, device=total.device)
-        with torch.cuda.device_of(total):
-            _norm_backwards[(programs,)](
-                total, stats, weight, kept, to_x if arriving is None else arriving.contiguous(), out, to_x,
-                to_x if to_y is None else to_y, parts, rows, ctx.period, _scale(ctx.dropout),
-                CARRIED=arriving is not None, ADDS=adds, DROPS=ctx.dropout > 0, SUMS=sums, **_block(width),
-            )  # fmt: skip
-            of_weight, of_bias, *of_added = _total(parts)
-        return to_x, to_y, of_added[0] if adds else None, of_weight, of_bias, None, None, None, None
+def period_of(x: Float[Tensor, "B K D"]) -> int:
+    """After how many rows those of x repeat, which may be expanded from one item's."""
+    return x.shape[1] if x.stride(0) == 0 and x[0].is_contiguous() else x.shape[0] * x.shape[1]
 
 
-class _GeluDropout(torch.autograd.Function):
+class Added(NamedTuple):
+    """What is added to the slots: dropout(product + bias). bits: see `bits_for`; seed: one of `seeds`."""
+
+    product: Float[Tensor, "B K D"]
+    bias: Float[Tensor, " D"]
+    dropout: float
+    seed: Int[Tensor, ""] | None
+    bits: Tensor
+
+
+def add_norm(
+    x: Float[Tensor, "B K D"],
+    norm: tuple[Tensor, Tensor, float],
+    total: Float[Tensor, "B K D"],
+    out: Float[Tensor, "B K D"],
+    stats: Float[Tensor, "2 R"],
+    added: Added | None = None,
+) -> None:
+    """Write x + dropout(product + bias) into total (not without a product), its norm into out, and what the way back
+    needs into stats and `added.bits`. norm: its weight, bias and epsilon. All but x are contiguous.
+    """
+    width = x.shape[-1]
+    rows, (weight, bias, epsilon) = x.numel() // width, norm
+    y, y_bias, dropout, seed, bits = (x, bias, 0.0, None, stats) if added is None else added
+    with torch.cuda.device_of(x):
+        _norm_forwards[(triton.cdiv(rows, _ROWS),)](
+            x, y, y_bias, weight, bias, stats if seed is None else seed, total, out, stats, bits, rows, period_of(x),
+            epsilon, dropout, _scale(dropout), ADDS=added is not None, DROPS=dropout > 0, **_block(width),
+        )  # fmt: skip
+
+
+def add_norm_backwards(
+    total: Float[Tensor, "B K D"],
+    stats: Float[Tensor, "2 R"],
+    weight: Float[Tensor, " D"],
+    arriving: Float[Tensor, "B K D"] | None,
+    arriving_out: Float[Tensor, "B K D"],
+    to_x: Float[Tensor, "B K D"],
+    parts: Float[Tensor, "P S D"],
+    to_product: Float[Tensor, "B K D"] | None = None,
+    dropout: float = 0.0,
+    bits: Tensor | None = None,
+) -> None:
+    """From the gradients of the sum (arriving) and of its norm: write those of x and the product, and the parts of
+    those of the norm's weight and bias and, with a product, of its bias.
+    """
+    width = total.shape[-1]
+    adds = to_product is not None
+    with torch.cuda.device_of(total):
+        _norm_backwards[(len(parts),)](
+            total, stats, weight, stats if bits is None else bits, to_x if arriving is None else arriving, arriving_out,
+            to_x, to_product if adds else to_x, parts, total.numel() // width, period_of(total), _scale(dropout),
+            CARRIED=arriving is not None, ADDS=adds, DROPS=dropout > 0, SUMS=3 if adds else 2, **_block(width),
+        )  # fmt: skip
+
+
+def gelu_dropout(
+    x: Float[Tensor, "R H"], bias: Float[Tensor, " H"], dropout: float, seed: Tensor | None, out: Tensor, bits: Tensor
+) -> None:
+    """Write dropout(GELU(x + bias)) into out. seed: one of `seeds`; bits: see `bits_for`."""
+    rows, width = x.shape
+    with torch.cuda.device_of(x):
+        _gelu_forwards[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _BLOCK))](
+            x, bias, bits if seed is None else seed, out, bits, rows, dropout, _scale(dropout), DROPS=dropout > 0,
+            **_block(min(width, _BLOCK)) | {"WIDTH": width},
+        )  # fmt: skip
+
+
+def gelu_dropout_backwards(
+    x: Float[Tensor, "R H"],
+    bias: Float[Tensor, " H"],
+    dropout: float,
+    bits: Tensor,
+    arriving: Float[Tensor, "R H"],
+    to_x: Float[Tensor, "R H"],
+    parts: Float[Tensor, "P H"],
+) -> None:
+    """Write the gradient of x, and the parts of that of the bias."""
+    rows, width = x.shape
+    with torch.cuda.device_of(x):
+        _gelu_backwards[(len(parts), triton.cdiv(width, _BLOCK))](
+            x, bias, bits, arriving, to_x, parts, rows, _scale(dropout), DROPS=dropout > 0,
+            **_block(min(width, _BLOCK)) | {"WIDTH": width},
+        )  # fmt: skip
+
+
+class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, dropout: float, seed: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        width = x.shape[-1]
-        rows = x.numel() // width
-        out, kept = torch.empty_like(x), _kept(rows, width, dropout, x)
-        with torch.cuda.device_of(x):
-            _gelu_forwards[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _BLOCK))](
-                x, bias, kept if seed is None else seed, out, kept, rows, dropout, _scale(dropout), DROPS=dropout > 0,
-                **_block(min(width, _BLOCK)) | {"WIDTH": width},
-            )  # fmt: skip
-        ctx.save_for_backward(x, bias, kept)
-        ctx.dropout = dropout
+        out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        stats = torch.empty(2, x.shape[0] * x.shape[1], device=x.device)
+        add_norm(x, (weight, bias, epsilon), x, out, stats)
+        ctx.save_for_backward(x, stats, weight)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias, kept = ctx.saved_tensors
-        width = x.shape[-1]
-        rows = x.numel() // width
-        programs = min(_PARTS, triton.cdiv(rows, _ROWS))
-        to_x, parts = torch.empty_like(x), x.new_empty(programs, width, dtype=torch.float32)
-        with torch.cuda.device_of(x):
-            _gelu_backwards[(programs, triton.cdiv(width, _BLOCK))](
-                x, bias, kept, arriving.contiguous(), to_x, parts, rows, _scale(ctx.dropout), DROPS=ctx.dropout > 0,
-                **_block(min(width, _BLOCK)) | {"WIDTH": width},
-            )  # fmt: skip
-            of_bias = _total(parts)
-        return to_x, of_bias, None, None
+        x, stats, weight = ctx.saved_tensors
+        to_x, parts = torch.empty_like(x), parts_for(1, stats.shape[1], 2, x.shape[2], device=x.device)[0]
+        add_norm_backwards(x, stats, weight, None, arriving.contiguous(), to_x, parts)
+        return to_x, *totals(parts), None, None
 
 
-def add_norm(
-    x: Float[Tensor, "B K D"],
-    norm: nn.LayerNorm,
-    dtype: torch.dtype,
-    product: Float[Tensor, "B K D"] | None = None,
-    bias: Float[Tensor, " D"] | None = None,
-    dropout: float = 0.0,
-    seed: Int[Tensor, ""] | None = None,
-) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K D"]]:
-    """x ← x + dropout(product + bias), in float32, and norm(x), in the given precision. Without a product x stays.
-
-    seed: one of `seeds`, where numbers are dropped.
-    """
-    y = None if product is None else product.contiguous()
-    total, normed = _AddNorm.apply(x, y, bias, norm.weight, norm.bias, norm.eps, dtype, dropout, seed)
-    return total, normed
-
-
-def gelu_dropout(
-    product: Float[Tensor, "B K H"],
-    bias: Float[Tensor, " H"],
-    dropout: float = 0.0,
-    seed: Int[Tensor, ""] | None = None,
-) -> Float[Tensor, "B K H"]:
-    """dropout(GELU(product + bias)), in the precision of the product. seed: as for `add_norm`."""
-    out: Tensor = _GeluDropout.apply(product, bias, dropout, seed)
+def layer_norm(x: Float[Tensor, "B N W"], norm: nn.LayerNorm, dtype: torch.dtype) -> Float[Tensor, "B N W"]:
+    """The norm of x, in the given precision."""
+    out: Tensor = _Norm.apply(x, norm.weight, norm.bias, norm.eps, dtype)
     return out
