@@ -7,35 +7,31 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.reference import assert_equal, random_sets, scipy_scores
-from benchmarks.timing import Row, Work, print_rows, time_each
+from benchmarks.timing import Row, Work, print_rows, recorded, time_each
 from maxmatch import score_matrix, similarity
 from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.matching import triton_backend
 from maxmatch.matching.products import cosine_planes
-from maxmatch.matching.triton_fused import CUTS, Cut, fused_scores, pack_columns, pack_rows, unpacked
+from maxmatch.matching.triton_fused import CUTS, Cut, fused_scores, pack_columns, pack_rows
 
 _VARIANTS = {
-    4: {
-        "256 × 128, 8 warps": CUTS[4],
-        "256 × 128, 8 warps, 4 stages": CUTS[4]._replace(stages=4),
-        "two of 128 × 128": Cut(128, 4, 3, 2),
-        "two of 128 × 128, the second later": Cut(128, 4, 3, 2, 1000),
-    },
+    4: {"256 × 128, 8 warps": CUTS[4]},
     8: {
         "two of 128 × 128, the second later": CUTS[8],
-        "two of 128 × 128": CUTS[8]._replace(delay=0),
-        "a program for each tile of 128 × 128": CUTS[8]._replace(programs=0, delay=0),
-        "256 × 128, 8 warps": Cut(256, 8, 3, 1),
+        "the same, totals as integers": CUTS[8]._replace(totals=1),
+        "the same, totals as positive numbers": CUTS[8]._replace(totals=2),
+        "256 × 128, 8 warps, totals as integers": Cut(256, 8, 3, 1, totals=1),
     },
 }
 _WIDTH = 1024
-_TILES = ((64, 128, 8), (32, 128, 4), (128, 128, 8), (32, 256, 8))
+_IN_A_ROW = 20
 
 
 def gpu_limits() -> None:
@@ -58,9 +54,6 @@ def _equality() -> None:
             scores = torch.full((rows, columns), torch.nan, device="cuda")
             fused_scores(pack_rows(a, cut), pack_columns(b), scores, cut)
             assert_equal(scores, expected, 2e-6, f"K={size}, {what}")
-        scores = torch.full((rows, columns), torch.nan, device="cuda")
-        fused_scores(unpacked(a), unpacked(b), scores)
-        assert_equal(scores, expected, 2e-6, f"K={size}, where they lie")
     generator = torch.Generator().manual_seed(1)
     for rows, columns, groups in ((130, 651, 130), (333, 1000, 20)):
         scores = torch.randint(-20, 20, (rows, columns), generator=generator).float()  # with ties
@@ -77,8 +70,10 @@ def _host() -> None:
     """What the host takes for a launch, which the GPU waits for where there is little to do."""
     a, b = (random_sets(n, 4, _WIDTH, n, "cuda").bfloat16() for n in (67, 131))
     scores, packed = torch.empty(67, 131, device="cuda"), (pack_rows(a), pack_columns(b))
+    cosines, few = torch.zeros(16, 32, device="cuda"), torch.empty(4, 8, device="cuda")
     works: dict[str, Work] = {
         "a launch by torch": scores.zero_,
+        "a launch of ours by its handle": partial(triton_backend.block_scores, cosines, few),
         "a launch of ours, packing": partial(pack_rows, a),
         "a launch of ours, fused": partial(fused_scores, *packed, scores),
         "how much memory is free": torch.cuda.mem_get_info,
@@ -114,12 +109,7 @@ def _pairs(size: int, goal: float) -> None:
     columns = pack_columns(b)
     for what, cut in _VARIANTS[size].items():
         works[f"  kernel, {what}"] = (partial(fused_scores, pack_rows(a, cut), columns, scores, cut), None)
-    works["  kernel, where they lie"] = (partial(fused_scores, unpacked(a), unpacked(b), scores), None)
     works["  ranks alone"] = (partial(ranks_both_ways, scores, *groups), None)
-    for tile in _TILES if size == 4 else _TILES[:1]:
-        works[f"  its kernels, tiles {tile}"] = (partial(triton_backend.count_wrong, scores, *groups, tile), None)
-    mixed = groups[0][torch.randperm(images, device="cuda")], groups[1][torch.randperm(captions, device="cuda")]
-    works["  its kernels, groups in no order"] = (partial(triton_backend.count_wrong, scores, *mixed), None)
     _print_all(f"GPU, {images:,} × {captions:,} sets, K={size}, D={width}, bfloat16", works, 12 if size == 4 else 7)
     if size == 4:
         _kernels_of("all scores and both ranks, K = 4", lambda: ranks_both_ways(score_matrix(a, b), *groups))
@@ -167,49 +157,88 @@ def _training() -> None:
         cosines = cosine_planes(a, b)
         return cosines.gather(1, triton_backend.plane_assignment(cosines.detach())[:, None])[:, 0].exp().mean(0) - 1
 
-    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "maxmatch": similarity.maxmatch,
-        "one by one": one_by_one,
-    }
+    def in_this_thread() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            ours()
+
+    def in_a_row() -> None:
+        for _ in range(_IN_A_ROW):
+            ours()
+
+    ours: Work = partial(step, similarity.maxmatch)
     found = []
-    for function in ways.values():
+    for function in (similarity.maxmatch, one_by_one):
         step(function)
         found.append((function(a, b).detach(), a.grad, b.grad))
-    for values in zip(*found, strict=True):
-        first, *others = (value for value in values if value is not None)
-        for other in others:
-            # Of two matchings that tie to the last bit each way may take another: a pair's, so four of 4,800 vectors.
-            beyond = float(((first - other).abs() > 1e-5 * max(1.0, float(first.abs().max()))).float().mean())
-            assert beyond < 0.02, f"{beyond:.2%} of the scores or gradients differ"
-    works: dict[str, Work] = {f"{what}, forward + backward": partial(step, way) for what, way in ways.items()}
-    works["  forward alone"] = lambda: similarity.maxmatch(a, b)
-    for what, way in ways.items():
-        works[f"{what}, as a CUDA graph"] = _recorded(partial(step, way))
+    for first, other in zip(*found, strict=True):
+        assert first is not None
+        assert other is not None
+        # Of two matchings that tie to the last bit each way may take another: a pair's, so four of 4,800 vectors.
+        beyond = float(((first - other).abs() > 1e-5 * max(1.0, float(first.abs().max()))).float().mean())
+        assert beyond < 0.02, f"{beyond:.2%} of the scores or gradients differ"
     x, y = a.detach().flatten(0, 1), b.detach().flatten(0, 1)
-    slopes = x @ y.T
-    products: dict[str, Work] = {
-        "cosines": lambda: x @ y.T,
-        "cosines, transposed": lambda: y @ x.T,
-        "gradient of the images": lambda: slopes @ y,
-        "gradient of the images, transposed": lambda: (y.T @ slopes.T).T,
-        "gradient of the captions": lambda: slopes.T @ x,
-        "gradient of the captions, transposed": lambda: (x.T @ slopes).T,
+    cosines, scores = x @ y.T, torch.empty(images, captions, device="cuda")
+    copy = cosines.clone()
+    works: dict[str, Work] = {
+        "forward + backward": ours,
+        "  the gradient in the calling thread": in_this_thread,
+        f"  {_IN_A_ROW} steps in a row, each": in_a_row,
+        "  as a CUDA graph": recorded(ours),
+        "  forward alone": lambda: similarity.maxmatch(a, b),
+        "operations one by one, forward + backward": partial(step, one_by_one),
+        "three products, as a CUDA graph: the floor": recorded(lambda: (x @ y.T, cosines @ y, cosines.T @ x)),
+        "  cosines": recorded(lambda: x @ y.T),
+        "  gradient of the images": recorded(lambda: cosines @ y),
+        "  gradient of the captions": recorded(lambda: cosines.T @ x),
+        "  kernel: matching": recorded(lambda: triton_backend.block_scores(cosines, scores)),
+        "  kernel: gradient by the cosines": recorded(lambda: triton_backend.block_gradient(copy, weights)),
     }
-    for what, product in products.items():
-        works[f"  product: {what}"] = _recorded(product)
-    scores, copy = torch.empty(images, captions, device="cuda"), slopes.clone()
-    works["  kernel: matching and slopes"] = _recorded(lambda: triton_backend.block_slopes(copy, scores))
-    works["  slopes × gradient"] = _recorded(
-        lambda: copy.view(images, size, captions, size).mul_(weights[:, None, :, None])
-    )
     rows = []
     for what, times in zip(works, time_each(list(works.values()), 40), strict=True):
-        note = f"median {statistics.median(times):.3f} ms"
-        if what.endswith("forward + backward"):
-            note += f", {_extra_memory(works[what], a, b):.2f} cosine tensors (goals: 0.6 ms, 1.2)"
-        rows.append(Row(what, min(times), note=note))
+        of = _IN_A_ROW if "in a row" in what else 1
+        note = f"median {statistics.median(times) / of:.3f} ms"
+        if what == "forward + backward":
+            note += f", {_extra_memory(ours, a, b):.2f} cosine tensors (goals: 0.6 ms, 1.2)"
+        rows.append(Row(what, min(times) / of, note=note))
     print_rows(f"GPU, training: {images} × {captions} sets, K={size}, D={width}, float32", rows)
-    _kernels_of("maxmatch, forward + backward", partial(step, similarity.maxmatch))
+    _host_of_a_step(a, b, weights)
+    _kernels_of("maxmatch, forward + backward", ours)
+
+
+def _host_of_a_step(a: Tensor, b: Tensor, weights: Tensor) -> None:
+    """When the host has launched what, microseconds after the begin of a step."""
+    marks: list[tuple[str, float]] = []
+
+    def mark(what: str) -> None:
+        marks.append((what, time.perf_counter()))
+
+    def marked(kernel: Callable[..., None], before: str, after: str) -> Callable[..., None]:
+        def run(*given: Tensor) -> None:
+            mark(before)
+            kernel(*given)
+            mark(after)
+
+        return run
+
+    scored = marked(triton_backend.block_scores, "product of the cosines launched", "matching launched")
+    back = marked(triton_backend.block_gradient, "backward has come to us", "gradient by the cosines launched")
+    runs = []
+    with patch.object(triton_backend, "block_scores", scored), patch.object(triton_backend, "block_gradient", back):
+        for _ in range(40):
+            a.grad = b.grad = None
+            marks.clear()
+            torch.cuda.synchronize()
+            mark("begin")
+            scores = similarity.maxmatch(a, b)
+            mark("maxmatch has returned")
+            total = (scores * weights).sum()
+            mark("weights and sum launched")
+            total.backward()  # type: ignore[no-untyped-call]
+            mark("backward has returned: two products launched")
+            runs.append([(what, (at - marks[0][1]) * 1e6) for what, at in marks[1:]])
+    print("\nHost, a step: microseconds since its begin")
+    for row in zip(*runs, strict=True):
+        print(f"  {row[0][0]:<58}{statistics.median(at for _, at in row):12.1f} µs", flush=True)
 
 
 def _extra_memory(work: Work, a: Tensor, b: Tensor) -> float:
@@ -221,11 +250,3 @@ def _extra_memory(work: Work, a: Tensor, b: Tensor) -> float:
     work()
     extra = torch.cuda.max_memory_allocated() - before - a.nbytes - b.nbytes
     return extra / (len(a) * a.shape[1] * len(b) * b.shape[1] * 4)
-
-
-def _recorded(work: Work) -> Work:
-    work()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay

@@ -42,7 +42,7 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
             sets = [f"tensordesc<bf16[{rows}, 64]>" for rows in (cut.rows, 128)]
             found[f"fused {size}"] = compiled(
                 capability, triton_fused._fused, [*sets, "*fp32", "i32", "i32", "i32", "i32"], cut.warps, cut.stages,
-                SIZE=size, D=1024, ROWS=cut.rows, STEP=64, GROUP=8,
+                SIZE=size, D=1024, ROWS=cut.rows, STEP=64, GROUP=8, TOTALS=cut.totals,
             )  # fmt: skip
         cut = CUTS_IN_PLACE[size]
         found[f"in place {size}"] = compiled(
@@ -51,7 +51,9 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
         )  # fmt: skip
     pack = {"SIZE": 4, "D": 1024, "ROWS": 256, "BLOCK": 256}
     found["pack"] = compiled(capability, triton_fused._pack, ["*bf16", "*bf16", "*fp32", "i32"], 4, **pack)
-    found["slopes"] = compiled(capability, triton_backend._block_slopes, ["*fp32", "*fp32", "i32", "i32"], 4, BLOCK=128)
+    for name, back in (("blocks", False), ("blocks, back", True)):
+        given = ["*fp32", "*fp32", "i32", "i32", "i32"]
+        found[name] = compiled(capability, triton_backend._blocks, given, 4, BACK=back, BLOCK=128)
     ranked = ["*fp32", "*i64", "*i64", "*fp32"]
     found["best true"] = compiled(
         capability, triton_backend._best_true, [*ranked, "i32", "i32", "i32"], 4, ROWS=32, COLUMNS=128

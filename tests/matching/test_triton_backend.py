@@ -63,24 +63,28 @@ def test_the_assignment_of_planes_is_one_to_one_and_best(size: int) -> None:
         assert total == pytest.approx(reference.best_total(block), abs=1e-5)
 
 
-# --- slopes ---------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 30), (1, 130)])
 @pytest.mark.parametrize("tied", [False, True])
-def test_slopes_are_those_of_the_first_best_matching(rows: int, columns: int, tied: bool) -> None:
+def test_scores_and_gradient_are_those_of_the_first_best_matching(rows: int, columns: int, tied: bool) -> None:
     planes = (tied_planes if tied else random_planes)(30, 4, rows, columns)
-    slopes, scores = planes.permute(2, 0, 3, 1).reshape(4 * rows, 4 * columns).clone(), torch.empty(rows, columns)
-    triton_backend.block_slopes(slopes, scores)
-    expected, totals = torch.zeros(rows, columns, 4, 4), torch.empty(rows, columns)
+    cosines, scores = planes.permute(2, 0, 3, 1).reshape(4 * rows, 4 * columns).clone(), torch.empty(rows, columns)
+    triton_backend.block_scores(cosines, scores)
+    slopes, totals = torch.zeros(rows, columns, 4, 4), torch.empty(rows, columns)
     for i in range(rows):
         for j in range(columns):
             block = planes[:, :, i, j]
             for row, column in enumerate(reference.first_best_matching(block.numpy())):
-                expected[i, j, row, column] = block[row, column].exp() / 4
-            totals[i, j] = expected[i, j].sum() - 1
-    assert_close(slopes.view(rows, 4, columns, 4).transpose(1, 2), expected)
+                slopes[i, j, row, column] = block[row, column].exp() / 4
+            totals[i, j] = slopes[i, j].sum() - 1
     assert_close(scores, totals)
+    weights = torch.linspace(-1, 2, rows * columns).view(rows, columns)
+    for grad in (weights, weights.T.contiguous().T, weights[:1, :1].expand(rows, columns)):
+        found = cosines.clone()
+        triton_backend.block_gradient(found, grad)
+        assert_close(found.view(rows, 4, columns, 4).transpose(1, 2), slopes * grad[:, :, None, None])
 
 
 # --- counting -------------------------------------------------------------------------------------------------------

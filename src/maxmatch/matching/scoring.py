@@ -228,14 +228,17 @@ class PairwiseJob:
         if kernels is None or not kernels.can_scan(rows, self.b, k):
             return None
         at_once = kernels.most_queries(self.device)
-        each = kernels.scan_bytes(len(self.b), k)
+        each = kernels.scan_bytes(self.b.shape[0], k)
         if self._memory is not None or at_once * each > LEAST_MEMORY:
             at_once = min(at_once, self.max_memory // each)
         if at_once == 0:
             return None
         rows = rows.to(self.device)
-        parts = [kernels.best_hits(part, self.b, k, keep) for part in torch.split(rows, at_once)]
-        scores, indices = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        if rows.shape[0] <= at_once:
+            scores, indices = kernels.best_hits(rows, self.b, k, keep)
+        else:
+            parts = [kernels.best_hits(part, self.b, k, keep) for part in torch.split(rows, at_once)]
+            scores, indices = map(torch.cat, zip(*parts, strict=True))
         self._look(scores[:, 0], lowest=-math.inf)  # of none there is no score
         return TopHits(scores, indices)
 

@@ -148,13 +148,19 @@ def maxmatch(
         >>> similarity.maxmatch(image, captions)
         tensor([[1.7183, 0.8591]])
     """
+    if a_mask is None and b_mask is None:
+        scores = trained_scores(a, b, _maxmatch_plain)
+        if scores is not None:
+            return scores
     given = _checked(a, b, a_mask, b_mask)
     check_set_size("a", given.a.shape[1])
     check_set_size("b", given.b.shape[1])
-    if given.a_mask is not None or given.b_mask is not None:
-        return _maxmatch_masked(_planes(given, stacklevel=4))
-    scores = trained_scores(given.a, given.b, lambda a, b: _maxmatch_of(cosine_planes(a, b)))
-    return _maxmatch_of(_planes(given, stacklevel=4).cosines) if scores is None else scores
+    planes = _planes(given, stacklevel=4)
+    return _maxmatch_of(planes.cosines) if a_mask is None and b_mask is None else _maxmatch_masked(planes)
+
+
+def _maxmatch_plain(a: Tensor, b: Tensor) -> Tensor:
+    return _maxmatch_of(cosine_planes(a, b))
 
 
 def _maxmatch_of(cosines: Float[Tensor, "K L B C"]) -> Float[Tensor, "B C"]:

@@ -3,9 +3,12 @@ backward, where operation by operation it takes twenty.
 
     ∂s/∂c_kl = exp(c_kl) / 4 where the matching has k with l, else 0
 
-The product of all vectors is made in their own order, no copy of the sets. A kernel matches the blocks and writes these
-slopes over the cosines; times the scores' gradient they are the gradient of the cosines, and two products lead to the
-sets. So one tensor of the size of all cosines is allocated.
+The product of all vectors is made in their own order, no copy of the sets. A kernel matches the blocks; on the way back
+another writes the gradient by the cosines over these, and two products lead to the sets. So one tensor of the size of
+all cosines is allocated.
+
+A GPU is done with two thirds of this before a host has launched the rest, operation by operation. So every operation
+counts here, views too.
 """
 
 from collections.abc import Callable
@@ -22,20 +25,23 @@ from maxmatch.matching.products import kernels_for, multiply
 SIZE = 4
 
 
-def trained_scores(
-    a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"], plain: Callable[[Tensor, Tensor], Tensor]
-) -> Float[Tensor, "B C"] | None:
-    """The scores with their gradient; None where another way is needed: for other sets and devices, for forward
-    derivatives and for the transformations of `torch.func`.
+def trained_scores(a: Any, b: Any, plain: Callable[[Tensor, Tensor], Tensor]) -> Float[Tensor, "B C"] | None:
+    """The scores (B, C) of two batches of sets with their gradient; None where another way is needed: for other sets
+    and devices, for forward derivatives and for the transformations of `torch.func`; and for what is no such batch.
 
     plain: the same scores operation by operation, for derivatives of the gradient.
     """
-    if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or torch.compiler.is_compiling():
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.is_grad_enabled()):
         return None
-    kernels = kernels_for(a)
-    if kernels is None or not a.shape[1] == b.shape[1] == SIZE or a.dtype != b.dtype or not len(a) or not len(b):
+    if not (a.requires_grad or b.requires_grad) or torch.compiler.is_compiling():
         return None
-    if any(is_functorch_wrapped_tensor(sets) or unpack_dual(sets).tangent is not None for sets in (a, b)):  # type: ignore[no-untyped-call]
+    kernels, shape = kernels_for(a), a.shape
+    alike = a.dtype == b.dtype and a.device == b.device and a.ndim == b.ndim == 3 and shape[1:] == b.shape[1:]
+    if kernels is None or not alike or shape[1] != SIZE or not a.is_floating_point() or not a.numel() or not b.numel():
+        return None
+    if is_functorch_wrapped_tensor(a) or is_functorch_wrapped_tensor(b):
+        return None
+    if unpack_dual(a).tangent is not None or unpack_dual(b).tangent is not None:  # type: ignore[no-untyped-call]
         return None
     scores: Tensor = _Trained.apply(a, b, kernels, plain)  # type: ignore[no-untyped-call]
     return scores
@@ -44,39 +50,46 @@ def trained_scores(
 class _Trained(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, kernels: Any, plain: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        made = _multiplied(a, b)
+        scores = made[2].new_empty((a.shape[0], b.shape[0]))
+        kernels.block_scores(made[2], scores)
         ctx.save_for_backward(a, b)
-        ctx.kernels, ctx.plain = kernels, plain
-        scores, ctx.slopes = _slopes(a, b, kernels)
+        ctx.made, ctx.kernels, ctx.plain = made, kernels, plain
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:2]
+        of_a, of_b, _, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # the gradient is to be differentiated in turn
-            inputs = [sets for sets, needed in zip((a, b), wanted, strict=True) if needed]
+            inputs = [sets for sets, needed in ((a, of_a), (b, of_b)) if needed]
             found = iter(torch.autograd.grad(ctx.plain(a, b), inputs, grad, create_graph=True))
-            return *(next(found) if needed else None for needed in wanted), None, None
-        # They become the gradient of the cosines. Who asks for that again has them made again.
-        slopes = _slopes(a, b, ctx.kernels)[1] if ctx.slopes is None else ctx.slopes
-        ctx.slopes = None
-        slopes.view(len(a), SIZE, len(b), SIZE).mul_(grad[:, None, :, None])
-        of_a = _product(slopes, b.flatten(0, 1).T).view(a.shape).to(a.dtype) if wanted[0] else None
-        of_b = _product(slopes.T, a.flatten(0, 1).T).view(b.shape).to(b.dtype) if wanted[1] else None
-        return of_a, of_b, None, None
+            return next(found) if of_a else None, next(found) if of_b else None, None, None
+        # Who asks for the gradient again has the cosines made again.
+        x, y, cosines = ctx.made or _multiplied(a, b)
+        ctx.made = None
+        ctx.kernels.block_gradient(cosines, grad)
+        times, width = torch.mm if _is_full(x) else _product, x.shape[1]
+        first = times(cosines, y).view(-1, SIZE, width) if of_a else None
+        second = times(cosines.t(), x).view(-1, SIZE, width) if of_b else None
+        return first, second, None, None
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x yᵀ"""
-    if x.dtype == y.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type):
-        return x @ y.T
-    with torch.autocast(x.device.type, enabled=False):
-        return multiply(x, y)
+def _multiplied(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The vectors (4B, D) and (4C, D), and their cosines (4B, 4C) in float32."""
+    x, y = a.flatten(0, 1), b.flatten(0, 1)
+    if _is_full(x):
+        return x, y, torch.mm(x, y.t())
+    with torch.autocast(a.device.type, enabled=False):
+        return x, y, multiply(x, y)
 
 
-def _slopes(a: Tensor, b: Tensor, kernels: Any) -> tuple[Tensor, Tensor]:
-    """Scores (B, C) and slopes (4B, 4C)."""
-    slopes = _product(a.flatten(0, 1), b.flatten(0, 1))
-    scores = slopes.new_empty(len(a), len(b))
-    kernels.block_slopes(slopes, scores)
-    return scores, slopes
+def _product(slopes: Tensor, vectors: Tensor) -> Tensor:
+    """In float32, then in the precision of the vectors."""
+    with torch.autocast(slopes.device.type, enabled=False):
+        return multiply(slopes, vectors.t()).to(vectors.dtype)
+
+
+def _is_full(vectors: Tensor) -> bool:
+    """Whether they are multiplied in float32 by themselves."""
+    return vectors.dtype == torch.float32 and not torch.is_autocast_enabled(vectors.device.type)

@@ -18,6 +18,7 @@ from maxmatch.matching.triton_fused import fused_scores as fused_scores
 from maxmatch.matching.triton_fused import pack_columns as pack_columns
 from maxmatch.matching.triton_fused import pack_rows as pack_rows
 from maxmatch.matching.triton_fused import split_4
+from maxmatch.matching.triton_launch import Launch
 
 # Planes: the cosines (K, K, B, C) of a product -> scores or columns, K ≤ 8.
 #
@@ -117,58 +118,78 @@ def plane_assignment(cosines: Tensor) -> Tensor:
     return chosen
 
 
-# Blocks: the cosines (4B, 4C) of a product in the order of the sets -> scores, and their slopes by each cosine.
+# Blocks: the cosines (4B, 4C) of a product in the order of the sets -> scores; and, in the place of the cosines, the
+# gradient by them. The matching is made both times: it takes less than writing it down.
 
 
 @triton.jit
-def _load_row(source, j, real, ROW: tl.constexpr, stride):
+def _load_row(source, j, real, ROW: tl.constexpr, n_columns):
     """Row ROW of each block: its four cosines, which are next to each other."""
-    place = j[:, None] * 4 + tl.arange(0, 4)[None, :]
-    row = tl.load(source + ROW * stride + place, mask=real[:, None], other=0.0)
+    place = (ROW * n_columns + j[:, None]) * 4 + tl.arange(0, 4)[None, :]
+    row = tl.load(source + place, mask=real[:, None], other=0.0)
     return split_4(tl.reshape(row, (j.shape[0], 2, 2)))
 
 
 @triton.jit
-def _store_row(target, j, real, ROW: tl.constexpr, stride, column, slope):
+def _store_row(target, j, real, ROW: tl.constexpr, n_columns, column, slope):
     """The slope at the column that was chosen, 0 elsewhere."""
     s0, s1 = tl.where(column == 0, slope, 0.0), tl.where(column == 1, slope, 0.0)
     s2, s3 = tl.where(column == 2, slope, 0.0), tl.where(column == 3, slope, 0.0)
     row = tl.reshape(tl.join(tl.join(s0, s2), tl.join(s1, s3)), (j.shape[0], 4))
-    place = j[:, None] * 4 + tl.arange(0, 4)[None, :]
-    tl.store(target + ROW * stride + place, row, mask=real[:, None])
+    place = (ROW * n_columns + j[:, None]) * 4 + tl.arange(0, 4)[None, :]
+    tl.store(target + place, row, mask=real[:, None])
 
 
-@triton.jit
-def _block_slopes(cosines, scores, n_columns, stride, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["n_columns", "row_stride", "column_stride"])
+def _blocks(cosines, scores, n_columns, row_stride, column_stride, BACK: tl.constexpr, BLOCK: tl.constexpr):
+    """scores: to be written, or, on the way back, their gradient."""
     item = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = j < n_columns
-    base = cosines + item * 4 * stride
-    r0 = _load_row(base, j, real, 0, stride)
-    r1 = _load_row(base, j, real, 1, stride)
-    r2 = _load_row(base, j, real, 2, stride)
-    r3 = _load_row(base, j, real, 3, stride)
+    base = cosines + item * 16 * n_columns
+    r0 = _load_row(base, j, real, 0, n_columns)
+    r1 = _load_row(base, j, real, 1, n_columns)
+    r2 = _load_row(base, j, real, 2, n_columns)
+    r3 = _load_row(base, j, real, 3, n_columns)
     c0, c1, c2, c3 = four(r0, r1, r2, r3, r0, r1, r2, r3)
-    zero = tl.zeros((BLOCK,), tl.int32)
-    columns = (zero, zero + 1, zero + 2, zero + 3)
-    k0, k1, k2, k3 = four(r0, r1, r2, r3, columns, columns, columns, columns)
-    s0, s1, s2, s3 = tl.exp(c0) * 0.25, tl.exp(c1) * 0.25, tl.exp(c2) * 0.25, tl.exp(c3) * 0.25
-    tl.store(scores + item * n_columns + j, s0 + s1 + s2 + s3 - 1.0, mask=real)
-    _store_row(base, j, real, 0, stride, k0, s0)
-    _store_row(base, j, real, 1, stride, k1, s1)
-    _store_row(base, j, real, 2, stride, k2, s2)
-    _store_row(base, j, real, 3, stride, k3, s3)
+    scores += item * row_stride + j.to(tl.int64) * column_stride
+    if BACK:
+        zero = tl.zeros((BLOCK,), tl.int32)
+        columns = (zero, zero + 1, zero + 2, zero + 3)
+        k0, k1, k2, k3 = four(r0, r1, r2, r3, columns, columns, columns, columns)
+        grad = tl.load(scores, mask=real, other=0.0) * 0.25
+        _store_row(base, j, real, 0, n_columns, k0, tl.exp(c0) * grad)
+        _store_row(base, j, real, 1, n_columns, k1, tl.exp(c1) * grad)
+        _store_row(base, j, real, 2, n_columns, k2, tl.exp(c2) * grad)
+        _store_row(base, j, real, 3, n_columns, k3, tl.exp(c3) * grad)
+    else:
+        tl.store(scores, sum_exp(c0, c1, c2, c3) * 0.25 - 1.0, mask=real)
 
 
-def block_slopes(cosines: Tensor, scores: Tensor) -> None:
-    """Write the scores (B, C) of the cosines (4B, 4C), and over each cosine the slope of its score by it."""
+_on_blocks = Launch(_blocks)
+_PAIRS = 128  # of a program
+
+
+def block_scores(cosines: Tensor, scores: Tensor) -> None:
+    """Write the scores (B, C) of the cosines (4B, 4C)."""
+    _launch_blocks(cosines, scores, back=False)
+
+
+def block_gradient(cosines: Tensor, grad: Tensor) -> None:
+    """Write over each cosine its gradient, which is that of its pair's score (B, C) times exp(c) / 4 where the matching
+    has it, else 0.
+    """
+    _launch_blocks(cosines, grad, back=True)
+
+
+def _launch_blocks(cosines: Tensor, scores: Tensor, back: bool) -> None:
     rows, columns = scores.shape
-    assert scores.is_contiguous()
     assert cosines.shape == (4 * rows, 4 * columns)
     assert cosines.is_contiguous()
-    _block_slopes[(rows, triton.cdiv(columns, 128))](
-        cosines, scores, columns, cosines.stride(0), BLOCK=128, num_warps=4, enable_fp_fusion=True
-    )
+    _on_blocks(
+        (rows, -(-columns // _PAIRS)), (cosines, scores), (columns, *scores.stride()),
+        BACK=back, BLOCK=_PAIRS, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 # Counting: how many scores reach a level, by row and by column, in one pass.

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maxmatch.matching.triton_blocks import four
+from maxmatch.matching.triton_launch import Launch
 from maxmatch.matching.triton_tiles import Tiles, best_of_blocks, keys_of, score_of, shared_bytes
 
 MOST_WANTED = 256
@@ -247,14 +248,23 @@ def _quantise(vectors, values, scales, count, D: tl.constexpr, BLOCK: tl.constex
     tl.store(scales + row, scale, mask=row < count)
 
 
+_best_of_blocks_again, _of_blocks_again = Launch(_best_of_blocks), Launch(_of_blocks)
+_take_again, _choose_again, _rank_again = Launch(_take), Launch(_choose), Launch(_rank)
+_quantise_again = Launch(_quantise)
+
+
+def _power_of_2(number: int) -> int:
+    """The next, or the number itself. Triton's function for it takes microseconds."""
+    return 1 << (number - 1).bit_length()
+
+
 def quantise(sets: Tensor) -> tuple[Tensor, Tensor]:
     """Sets (n, K, D) as integers, and the scales (n, K) of their vectors."""
     sets = sets.contiguous()
     values, scales = torch.empty_like(sets, dtype=torch.int8), sets.new_empty(sets.shape[:2], dtype=torch.float32)
     width = sets.shape[2]
-    _quantise[(triton.cdiv(scales.numel(), 4),)](
-        sets, values, scales, scales.numel(), D=width, BLOCK=triton.next_power_of_2(width), num_warps=4
-    )
+    count = scales.numel()
+    _quantise_again((-(-count // 4),), (sets, values, scales), (count,), D=width, BLOCK=_power_of_2(width), num_warps=4)
     return values, scales
 
 
@@ -262,14 +272,15 @@ def _largest(keys: Tensor, k: int) -> Tensor:
     """The k largest of each row, in no order. No two are equal."""
     rows, count = keys.shape
     while count > k:
-        parts = triton.cdiv(count, _CHOSEN)
-        part = triton.cdiv(count, parts)
+        parts = -(-count // _CHOSEN)
+        part = -(-count // parts)
         chosen = keys.new_empty(rows, parts * k)
         block, warps = _block_for(part)
         if k <= _FEW_WANTED:
-            _take[(rows, parts)](keys, chosen, chosen, chosen, count, k, part, BLOCK=block, LAST=False, num_warps=warps)
+            given, sizes = (keys, chosen, chosen, chosen), (count, k, part)
+            _take_again((rows, parts), given, sizes, BLOCK=block, LAST=False, num_warps=warps)
         else:
-            _choose[(rows, parts)](keys, chosen, count, k, part, BLOCK=block, num_warps=warps)
+            _choose_again((rows, parts), (keys, chosen), (count, k, part), BLOCK=block, num_warps=warps)
         keys, count = chosen, parts * k
     return keys
 
@@ -291,15 +302,16 @@ def _ranked(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
     scores, places = keys.new_empty(rows, k, dtype=torch.float32), keys.new_empty(rows, k)
     if few:
         block, warps = _block_for(count)
-        _take[(rows, 1)](keys, keys, scores, places, count, k, count, BLOCK=block, LAST=True, num_warps=warps)
+        given = (keys, keys, scores, places)
+        _take_again((rows, 1), given, (count, k, count), BLOCK=block, LAST=True, num_warps=warps)
     else:
-        _rank[(rows, triton.cdiv(count, 128))](keys, scores, places, count, k, BLOCK=128, num_warps=8)
+        _rank_again((rows, -(-count // 128)), (keys, scores, places), (count, k), BLOCK=128, num_warps=8)
     return scores, places
 
 
 def can_scan(queries: Tensor, items: Tensor, k: int) -> bool:
     """Whether so few of so many such items can be found where they lie. Items may be integers, queries may not."""
-    there = len(queries) > 0 and k <= MOST_WANTED and 0 < len(items) < 2**31 - 64
+    there = queries.shape[0] > 0 and k <= MOST_WANTED and 0 < items.shape[0] < 2**31 - 64
     fits = queries.shape[1:] == items.shape[1:] and items.shape[1] == 4 and items.shape[2] % 32 == 0
     half = items.dtype in (torch.float16, torch.bfloat16) and queries.dtype == items.dtype
     known = half or (items.dtype == torch.int8 and queries.is_floating_point())
@@ -329,7 +341,7 @@ def way_for(queries: int, items: Tensor) -> Cut | Tiles:
     element, width, room = items.element_size(), items.shape[2], _room(items.device)
     if queries > _WORTH_TILES and _capability(items.device) >= (9, 0):
         narrow = HELD_INT8 if element == 1 else HELD
-        whole = width == triton.next_power_of_2(width)
+        whole = width == _power_of_2(width)
         for tiles in (narrow, STREAMED) if whole else (STREAMED,):
             if shared_bytes(tiles, width, element) + 2048 <= room:
                 return tiles
@@ -353,12 +365,15 @@ def best_keys(
     asked, there = (None, None) if scales is None else scales
     if isinstance(way, Tiles):
         return best_of_blocks(queries, asked, items, there, keep, way)
-    blocks, groups = triton.cdiv(len(items), way.items), triton.cdiv(len(queries), way.rows)
-    best = torch.empty(len(queries), blocks, dtype=torch.int64, device=items.device)
-    _best_of_blocks[(groups * blocks,)](
-        queries, items, best if asked is None else asked, best if there is None else there,
-        items if keep is None else keep, best, len(queries), len(items), blocks, groups, KEEP=keep is not None,
-        SCALED=scales is not None, D=items.shape[2], STEP=_step(items), ROWS=way.rows, ITEMS=way.items,
+    count, (n_items, _, width) = queries.shape[0], items.shape
+    blocks, groups = -(-n_items // way.items), -(-count // way.rows)
+    best = items.new_empty((count, blocks), dtype=torch.int64)
+    _best_of_blocks_again(
+        (groups * blocks,),
+        (queries, items, best if asked is None else asked, best if there is None else there,
+         items if keep is None else keep, best),
+        (count, n_items, blocks, groups),
+        KEEP=keep is not None, SCALED=scales is not None, D=width, STEP=_step(items), ROWS=way.rows, ITEMS=way.items,
         num_warps=way.warps, num_stages=way.stages, enable_fp_fusion=True,
     )  # fmt: skip
     return best
@@ -378,7 +393,7 @@ def best_hits(
     keep: which items (C,) to look at; where fewer than k are kept, the rest scores −inf, at place −1.
     item_scales: of items (C, 4) that are int8. Queries are then made integers, too.
     """
-    way = way or way_for(len(queries), items)
+    way = way or way_for(queries.shape[0], items)
     queries, keep = queries.contiguous(), None if keep is None else keep.contiguous().view(torch.uint8)
     scales = None
     if item_scales is not None:
@@ -386,12 +401,14 @@ def best_hits(
         scales = asked, item_scales
     best = best_keys(queries, items, keep, way, scales)
     chosen = _largest(best, min(k, best.shape[1]))
-    keys = best.new_empty(len(queries), chosen.shape[1] * way.items)
-    _of_blocks[(chosen.numel(),)](
-        queries, items, best if scales is None else scales[0], best if scales is None else scales[1],
-        items if keep is None else keep, chosen, keys, len(items), chosen.shape[1], KEEP=keep is not None,
-        SCALED=scales is not None, D=items.shape[2], STEP=_step(items), ROWS=FEW.rows, ITEMS=way.items,
-        num_warps=FEW.warps, num_stages=MANY.stages, enable_fp_fusion=True,
+    keys = best.new_empty((queries.shape[0], chosen.shape[1] * way.items))
+    _of_blocks_again(
+        (chosen.numel(),),
+        (queries, items, best if scales is None else scales[0], best if scales is None else scales[1],
+         items if keep is None else keep, chosen, keys),
+        (items.shape[0], chosen.shape[1]),
+        KEEP=keep is not None, SCALED=scales is not None, D=items.shape[2], STEP=_step(items), ROWS=FEW.rows,
+        ITEMS=way.items, num_warps=FEW.warps, num_stages=MANY.stages, enable_fp_fusion=True,
     )  # fmt: skip
     return _ranked(keys, k)
 
