@@ -6,7 +6,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -189,6 +191,16 @@ def test_all_are_done_in_order_and_reported_and_not_done_again(jobs, programs):
     assert sorted(reported) == sorted(job.folder for job in jobs)
     assert all(outcome.again for outcome in run(jobs))
     assert len(programs["started"]) == 3
+
+
+@pytest.mark.parametrize(("device", "at_once", "apart"), [("cuda:0", 3, 0.2), ("cuda", 1, 0.0), ("cpu", 3, 0.0)])
+def test_on_a_gpu_jobs_that_run_at_once_begin_apart(jobs, programs, monkeypatch, device, at_once, apart):
+    begun, start = [], worker.start
+    monkeypatch.setattr(worker, "start", lambda *given: (begun.append(time.monotonic()), start(*given))[1])
+    monkeypatch.setattr(worker, "_APART", apart or 1e9)  # where it must not be waited for: for ever
+    sweep(jobs, at_once, device, lambda job, outcome: None)
+    assert len(begun) == len(jobs)
+    assert all(later - earlier >= apart for earlier, later in pairwise(begun))
 
 
 def test_with_none_at_once_nothing_is_started_and_what_is_done_is_told(jobs, programs):

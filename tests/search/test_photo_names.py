@@ -44,7 +44,17 @@ def test_a_list_of_names_finds_what_each_of_them_alone_would():
     listed = NameList(paths)
     for words in (("rome",), ("me",), ("rome", "2"), ("jpg",), ("a", "rome"), ()):
         assert listed.places(words) == [place for place, path in enumerate(paths) if is_named(path, words)]
+        assert listed.may_have(words) or not listed.places(words)
     assert NameList([]).places(("rome",)) == []
+
+
+def test_words_that_no_path_has_are_known_without_a_look_at_the_paths():
+    listed = NameList(["2024/Rome/IMG_1234.jpg", "Café del mar.png"])
+    assert listed.may_have(("rome",))
+    assert listed.may_have(("café", "1234"))
+    for words in (("rom",), ("rome", "2023"), ("img_1234",), ()):
+        assert not listed.may_have(words)
+    assert not NameList([]).may_have(("rome",))
 
 
 def test_words_that_name_some_photos_are_offered_the_frequent_ones_first():

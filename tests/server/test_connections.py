@@ -1,5 +1,6 @@
 """Clients that do not finish what they begin are let go, and keep nobody else waiting."""
 
+import asyncio
 import logging
 import socket
 import time
@@ -9,7 +10,7 @@ import pytest
 from served import Running, app_of
 
 from maxmatch.server import connections
-from maxmatch.server.connections import Connection, Seldom, most_connections
+from maxmatch.server.connections import Connection, JoinedWrites, Seldom, most_connections
 
 HEAD = b"POST /api/v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 BODY = b'{"parts": [{"text": "a dog"}], "k": 3}'
@@ -180,3 +181,49 @@ def test_an_event_is_logged_once_in_a_while_and_without_a_traceback(caplog):
     logger.error("accept failed\nsocket: <%s>", "x")
     assert "499 more" in caplog.messages[-1]
     assert "Traceback" not in caplog.text
+
+
+class Sent(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def write(self, data):
+        self.done.append(bytes(data))
+
+    def close(self):
+        self.done.append("closed")
+
+    def abort(self):
+        self.done.append("aborted")
+
+    def get_write_buffer_size(self):
+        return 7
+
+    def is_closing(self):
+        return False
+
+
+def test_what_is_written_in_one_go_is_sent_as_one_piece_and_nothing_is_kept_back():
+    async def run():
+        sent = Sent()
+        joined = JoinedWrites(sent, asyncio.get_running_loop())
+        joined.write(b"head ")
+        joined.write(b"")
+        joined.write(b"body")
+        assert (sent.done, joined.get_write_buffer_size()) == ([], 16)
+        await asyncio.sleep(0)
+        assert (sent.done, joined.get_write_buffer_size()) == ([b"head body"], 7)
+        joined.write(b"a")
+        joined.write(b"b" * connections._HELD)  # more than is held
+        assert sent.done[1:] == [b"a" + b"b" * connections._HELD]
+        for end in (joined.close, joined.abort):
+            joined.write(b"last")
+            end()
+        await asyncio.sleep(0)
+        assert sent.done[2:] == [b"last", "closed", b"last", "aborted"]
+        assert joined.is_closing() is False
+
+    asyncio.run(run())

@@ -110,3 +110,42 @@ def test_nobody_waits_for_others_that_may_come():
             return await asyncio.wait_for(batcher(1), 10)
 
     assert asyncio.run(run()) == 1
+
+
+def test_a_worker_waits_for_as_many_as_it_has_just_answered_while_they_arrive():
+    sizes = []
+
+    async def run():
+        async with Batcher(lambda asks: asks, observe=sizes.append) as batcher:
+            await asyncio.gather(*(batcher(ask) for ask in range(6)))
+            again = []
+            for ask in range(6):  # one after the other, as clients read their answers
+                again.append(asyncio.create_task(batcher(ask)))
+                await asyncio.sleep(0)
+            await asyncio.gather(*again)
+            return await asyncio.wait_for(batcher(7), 10)  # no others come: it is not kept waiting for them
+
+    assert asyncio.run(run()) == 7
+    assert sizes == [6, 6, 1]
+
+
+def test_a_worker_takes_its_share_of_all_that_wait_or_are_being_answered():
+    first, sizes = threading.Event(), []
+
+    def answer(asks):
+        if len(asks) == 8:
+            first.wait(10)
+        return asks
+
+    async def run():
+        async with Batcher(answer, observe=sizes.append, workers=2) as batcher:
+            asked = [asyncio.create_task(batcher(ask)) for ask in range(16)]
+            await asyncio.sleep(0.05)
+            asked += [asyncio.create_task(batcher(ask)) for ask in range(16, 20)]
+            await asyncio.sleep(0.05)
+            first.set()
+            return await asyncio.gather(*asked)
+
+    assert asyncio.run(run()) == list(range(20))
+    assert sizes[:2] == [8, 8]
+    assert sum(sizes) == 20

@@ -1,7 +1,7 @@
 """SetEncoder, the model that users work with: towers by name, one per modality, turn items into sets of K vectors."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
@@ -17,6 +17,7 @@ from maxmatch.matching import SIMILARITIES, similarity_named
 from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
+from maxmatch.model.encoders.cnn import EfficientNetLite
 from maxmatch.model.explanation import Explanation as Explanation
 from maxmatch.model.explanation import Look as Look
 from maxmatch.model.explanation import NoAttentionError as NoAttentionError
@@ -213,16 +214,18 @@ class SetEncoder(nn.Module):
             (torch.Size([2, 4, 384]), [0, 1], [])
         """
         tower = self.tower(modality)
-        pictures = isinstance(tower.reader, PixelReader)
+        reader = tower.reader
+        pictures = isinstance(reader, PixelReader)
         sets: Tensor | Encoded = encode_items(
             modality,
             items,
             batch_size,
             show_progress,
             errors,
-            reader=tower.reader,
+            reader=reader.for_device(self.device) if isinstance(reader, PixelReader) else reader,
             empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
-            encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
+            encode_batch=lambda inputs: self.sets_of(modality, inputs),
+            fetch=None if self.device.type == "cpu" else Tensor.cpu,
             within=self.evaluating(),
             # On a processor pictures are decoded beside the network, too: neither keeps all cores busy by itself.
             ahead=self.device.type != "cpu" or pictures,
@@ -529,7 +532,8 @@ class SetEncoder(nn.Module):
 
         Args:
             modality: the tower's name.
-            inputs: what the tower's reader has collated, on any device.
+            inputs: what the tower's reader has collated, on any device; of pictures also their pixels of eight bits,
+                (B, H, W, 3), which are normalised here.
 
         Returns:
             The sets in float32, on the model's device.
@@ -542,12 +546,17 @@ class SetEncoder(nn.Module):
             >>> sets.shape
             torch.Size([1, 4, 384])
         """
-        made: Sets = self(modality, *moved(inputs, next(self.parameters())))
+        reader, weight = self.tower(modality).reader, next(self.parameters())
+        inputs = moved(inputs, weight)
+        if inputs.values.dtype == torch.uint8 and isinstance(reader, PixelReader):
+            inputs = Inputs(reader.normalised(inputs.values).to(weight.dtype), None)
+        made: Sets = self(modality, *inputs)
         return made.vectors.float()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A context of evaluation and inference mode, after which every module is as it was before.
+        """A context of evaluation and inference mode, after which every module is as it was before. Weights must not
+        change within it.
 
         Returns:
             A context manager.
@@ -559,11 +568,18 @@ class SetEncoder(nn.Module):
             ...     model.training
             False
         """
-        in_training = [module for module in self.modules() if module.training]
-        for module in in_training:  # not `eval()`, which takes as long as a short text
+        # Neither `eval()` nor `modules()`: each takes as long as a short text.
+        every: list[nn.Module] = [self]
+        for module in every:
+            every += filter(None, module._modules.values())
+        in_training = [module for module in every if module.training]
+        for module in in_training:
             module.training = False
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), ExitStack() as held:
+                for module in every:
+                    if isinstance(module, EfficientNetLite):
+                        held.enter_context(module.weights_held())
                 yield
         finally:
             for module in in_training:

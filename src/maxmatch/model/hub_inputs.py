@@ -2,8 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +16,8 @@ from torch import Tensor
 
 from maxmatch.core.types import Inputs
 from maxmatch.model.config import InputKind
-from maxmatch.model.images import ImageTransform, Source, describe, load_image
+from maxmatch.model.images import ImageTransform, ResizedMiddle, Source, describe, load_image, whole_or_middle
 from maxmatch.model.inputs import PixelReader
-
-_LONGEST = 100  # as long as wide: of longer pictures only the middle is resized, before it is cropped
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,41 @@ class ProcessorTransform(ImageTransform):
 
     def pixels(self, source: Source) -> Float[np.ndarray, "3 {self.size} {self.size}"]:
         """The picture as the model takes it."""
-        return np.ascontiguousarray(self._processed(source), np.float32)
+        eight_bits = self.eight_bits
+        if eight_bits is None:
+            return np.ascontiguousarray(self._processed(source), np.float32)
+        pixels = eight_bits(source)
+        return np.stack([values[pixels[..., channel]] for channel, values in enumerate(self.table)])
+
+    @property
+    def eight_bits(self) -> Callable[[Source], np.ndarray] | None:
+        """The pixels that the processor normalises, without its detours; None where it does more than that."""
+        from transformers.image_processing_backends import PilBackend
+
+        own, processor = type(self.processor), self.processor
+        steps = ("process_image", "_preprocess", "resize", "center_crop", "rescale", "normalize")
+        usual = all(getattr(own, step, None) is getattr(PilBackend, step) for step in steps)
+        sides = {name: _side(processor.size, name) for name in ("shortest_edge", "longest_edge", "height", "width")}
+        squash = sides["height"] is not None and sides["height"] == sides["width"]
+        side = sides["height"] if squash else sides["shortest_edge"]
+        known = processor.do_resize and not processor.do_pad and (squash or self.resize == "crop")
+        if not (usual and known and side and isinstance(processor.resample, int)) or sides["longest_edge"]:
+            return None
+        if side < self.size or (side > self.size and not processor.do_center_crop):
+            return None
+        return ResizedMiddle(self.size, side, squash, int(processor.resample))
+
+    @cached_property
+    def table(self) -> Float[np.ndarray, "3 256"]:
+        """What a pixel of each channel becomes, by its value: asked of the processor."""
+        values = Image.fromarray(np.arange(256, dtype=np.uint8)[None].repeat(3, 0)).convert("RGB")
+        as_it_is = {"do_resize": False, "do_center_crop": False, "return_tensors": "np"}
+        return np.ascontiguousarray(self.processor(values, **as_it_is)["pixel_values"][0][:, 0], np.float32)
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """None."""
+        return ()
 
     def seen(self, source: Source) -> Image.Image:
         """The part of the picture that the model sees, in the size that it sees."""
@@ -60,7 +93,7 @@ class ProcessorTransform(ImageTransform):
         """
         from transformers.image_processing_backends import PilBackend
 
-        picture, processor = self._picture(source), self.processor
+        picture, processor = whole_or_middle(source, self.resize == "squash"), self.processor
         plain = type(processor).resize is PilBackend.resize and isinstance(processor.resample, int)
         size = resized_size(picture.size, processor.size) if plain and processor.do_resize else None
         if size is not None:
@@ -68,18 +101,11 @@ class ProcessorTransform(ImageTransform):
         pixels: np.ndarray = processor(picture, return_tensors="np", **options)["pixel_values"][0]
         return pixels
 
-    def _picture(self, source: Source) -> Image.Image:
-        image = load_image(source)
-        short = min(image.size)
-        if self.resize == "squash" or max(image.size) <= _LONGEST * short:
-            return image
-        width, height = (min(side, _LONGEST * short) for side in image.size)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.crop((left, top, left + width, top + height))
-
 
 class PatchTransform(ProcessorTransform):
     """Pictures in their own proportions, as patches (SigLIP 2)."""
+
+    eight_bits = None
 
     def pixels(self, source: Source) -> Float[np.ndarray, "N P"]:
         """The patches, row by row, with the number of its row behind each: 1 and up, and 0 for padding."""

@@ -1,9 +1,10 @@
 """Pictures: from a file, bytes, a PIL image or an array to normalised pixels. Every error names the picture."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -24,6 +25,7 @@ _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
 DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
 _LARGE = 2  # times the wanted size: where resizing takes long
 _LONGEST = 8.0  # as wide as high, or as high as wide, a picture is shown
+_VERY_LONG = 100  # as long as wide: of longer pictures only the middle is resized, before it is cropped
 _ORIENTATION = 0x0112
 _BUFFER = re.compile(r" <_io\.\w+ [^>]*>")  # Pillow's name for a nameless buffer
 _UPRIGHT = {
@@ -58,10 +60,29 @@ class ImageTransform:
         """The picture as the model takes it, (3, size, size)."""
         import torch
 
+        return torch.from_numpy(normalised(self._eight_bits(source), self.mean, self.std))
+
+    @property
+    def eight_bits(self) -> Callable[[Source], np.ndarray] | None:
+        """What makes of a picture the pixels (size, size, 3) that are then normalised (`table`); it can be pickled, and
+        loads no torch but for large pictures. None where there are no such pixels.
+        """
+        return self._eight_bits if type(self).__call__ is ImageTransform.__call__ else None
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """The modules that `eight_bits` imports where it needs them."""
+        return ("torch",) if self.resize == "squash" else ()
+
+    @cached_property
+    def table(self) -> Float[np.ndarray, "3 256"]:
+        """What a pixel of each channel becomes, by its value."""
+        return value_table(self.mean, self.std)
+
+    def _eight_bits(self, source: Source) -> UInt8[np.ndarray, "{self.size} {self.size} 3"]:
         image = load_image(source, at_least=self.kept_side)
         large = self.resize == "squash" and min(image.size) >= _LARGE * self.size
-        small = shrunk(image, self.size) if large else self._resized(image)
-        return torch.from_numpy(normalised(small, self.mean, self.std))
+        return shrunk(image, self.size) if large else np.asarray(self._resized(image))
 
     def pixels(self, source: Source) -> Float[np.ndarray, "3 {self.size} {self.size}"]:
         """The same as an array, but that of a large picture some pixels are rounded otherwise; needs no torch."""
@@ -109,6 +130,46 @@ class ImageTransform:
         return (left * x, top * y, (left + self.size) * x, (top + self.size) * y)
 
 
+@dataclass(frozen=True)
+class ResizedMiddle:
+    """The preprocessing of CLIP and others as far as it has eight bits: all of the picture is resized, then cropped.
+
+    side: the short side after resizing, or both where they are squashed. down: whether a crop's odd pixel is lost at
+    the right and bottom; otherwise where Python rounds to.
+    """
+
+    size: int
+    side: int
+    squash: bool
+    resample: int
+    down: bool = True
+
+    def __call__(self, source: Source) -> UInt8[np.ndarray, "{self.size} {self.size} 3"]:
+        """The pixels."""
+        image = whole_or_middle(source, self.squash)
+        width, height = image.size
+        if self.squash:
+            size = self.side, self.side
+        elif width <= height:
+            size = self.side, int(self.side * height / width)
+        else:
+            size = int(self.side * width / height), self.side
+        left, top = ((side - self.size) // 2 if self.down else round((side - self.size) / 2) for side in size)
+        cropped = image.resize(size, self.resample).crop((left, top, left + self.size, top + self.size))
+        return np.asarray(cropped)
+
+
+def whole_or_middle(source: Source, squash: bool) -> Image.Image:
+    """The picture, not reduced. Of a very long one its middle: only that is left after resizing and cropping."""
+    image = load_image(source)
+    short = min(image.size)
+    if squash or max(image.size) <= _VERY_LONG * short:
+        return image
+    width, height = (min(side, _VERY_LONG * short) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
 def normalised(
     image: Image.Image | UInt8[np.ndarray, "height width 3"], mean: Channels, std: Channels
 ) -> Float[np.ndarray, "3 height width"]:
@@ -119,6 +180,11 @@ def normalised(
     pixels -= shift
     pixels /= scale
     return pixels
+
+
+def value_table(mean: Channels, std: Channels) -> Float[np.ndarray, "3 256"]:
+    """What `normalised` makes of a pixel of each channel, by its value."""
+    return normalised(np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 256, 3), mean, std)[:, 0]
 
 
 def shrunk(image: Image.Image, size: int) -> UInt8[np.ndarray, "{size} {size} 3"]:

@@ -7,7 +7,8 @@ are divided by a tokenizer of ours that is compared with the model's own while t
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 from maxmatch.core.checks import check_ids, check_images
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable
-from maxmatch.model.hub_inputs import ProcessorTransform, resized_size
-from maxmatch.model.images import Source, normalised
+from maxmatch.model.hub_inputs import ProcessorTransform
+from maxmatch.model.images import ResizedMiddle, Source, value_table
 from maxmatch.model.names import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, CheckpointError, open_clip
 
 # What must be divided alike: case, punctuation, digits, contractions, other scripts, runs of spaces, long texts.
@@ -46,15 +47,19 @@ class OpenClipTransform(ProcessorTransform):
         """The length of the short side before the middle is cropped."""
         return self.size
 
+    @property
+    def eight_bits(self) -> Callable[[Source], np.ndarray]:
+        """The pixels before they are normalised."""
+        resample = _RESAMPLING[self.processor["interpolation"]]
+        return ResizedMiddle(self.size, self.size, self.resize == "squash", int(resample), down=False)
+
+    @cached_property
+    def table(self) -> Float[np.ndarray, "3 256"]:
+        """What a pixel of each channel becomes, by its value."""
+        return value_table(self.mean, self.std)
+
     def _processed(self, source: Source, **options: bool) -> Shaped[np.ndarray, "3 H W"]:
-        picture, side = self._picture(source), self.size
-        square = {"height": side, "width": side}
-        size = resized_size(picture.size, square if self.resize == "squash" else {"shortest_edge": side})
-        assert size is not None
-        picture = picture.resize(size, _RESAMPLING[self.processor["interpolation"]])
-        left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
-        picture = picture.crop((left, top, left + side, top + side))
-        return np.moveaxis(np.asarray(picture), 2, 0) if options else normalised(picture, self.mean, self.std)
+        return np.moveaxis(self.eight_bits(source), 2, 0)
 
 
 def open_clip_transform(options: Mapping[str, Any]) -> OpenClipTransform:

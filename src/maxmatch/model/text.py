@@ -277,6 +277,8 @@ def known_words(tokenizer: Tokenizer, *texts: str) -> Words:
 
 
 def _is_word(text: str) -> bool:
+    if text.isalnum():
+        return True
     kinds = {unicodedata.category(sign) for sign in text}
     return any(kind[0] in "LN" or kind == "So" for kind in kinds) and not _ENDING.fullmatch(text)
 

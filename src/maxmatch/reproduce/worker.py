@@ -37,6 +37,7 @@ from maxmatch.training.state import BEST
 LOG = "log.txt"
 _REASON = "maxmatch: "  # before the reason of a failure, in the log
 _LOOK_EVERY = 0.1  # seconds
+_APART = 8.0  # seconds
 _STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
 _NO_MEMORY = 12  # exit code of a process that found the GPU full, as errno's ENOMEM
 
@@ -63,6 +64,9 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
 
     A job with a result is not done again. report is called for each job as it ends. When interrupted, all processes
     save their states and end; the next call resumes them. at_once: 0 to do nothing, and tell what is done.
+
+    On a GPU jobs begin some seconds apart. Equal ones that begin together also end together, and the GPU waits while
+    the next ones read their data.
     """
     outcomes: dict[Path, Outcome] = {}
 
@@ -79,6 +83,8 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
             note(job, Outcome(result, again=True))
     if not at_once:
         return outcomes | {job.folder: Outcome(None, NOT_YET, stopped=True) for job in waiting}
+    apart = _APART if at_once > 1 and (device or "").startswith("cuda") else 0.0
+    next_start = time.monotonic()
     try:
         while waiting or running:
             for job in list(waiting):
@@ -86,7 +92,8 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
                 if any(one is not None and one.result is None for one in needed):
                     waiting.remove(job)
                     note(job, Outcome(None, "one of its models failed"))
-                elif len(running) < at_once and None not in needed:
+                elif len(running) < at_once and None not in needed and time.monotonic() >= next_start:
+                    next_start = time.monotonic() + apart
                     waiting.remove(job)
                     running[job.folder] = job, start(job, device)
             for job, process in list(running.values()):
@@ -94,7 +101,7 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
                     _stop([process])
                     del running[job.folder]
                     note(job, _outcome(job, process.returncode))
-            if running:
+            if running or waiting:
                 time.sleep(_LOOK_EVERY)
     finally:
         _stop([process for _, process in running.values()])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,6 +113,9 @@ def encode_shards(
     if not len(job.listing):
         return
     reader = _reader(model, job)
+    at_once = batches_at_once(model.device) if isinstance(reader, PixelReader) else 1
+    if isinstance(reader, PixelReader):
+        reader = reader.for_device(model.device)
     plan = []
     for number in numbers:
         left = job.left(number)
@@ -120,7 +124,7 @@ def encode_shards(
             complete(job.folder, number, job.manifest)
     pending: list[EncodedItems] = []
     kept = time.monotonic()
-    at_once = batches_at_once(model.device) if isinstance(reader, PixelReader) else 1
+    gpu, queued = model.device.type != "cpu", partial(model.sets_of, job.listing.modality)
     exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     with model.evaluating(), exact:
         encoded = encode_ahead(
@@ -128,9 +132,10 @@ def encode_shards(
             job.listing.values,
             [places for _, places in plan],
             skip=True,
-            encode_batch=lambda inputs: model.sets_of(job.listing.modality, inputs).cpu().numpy(),
+            encode_batch=queued if gpu else lambda inputs: queued(inputs).numpy(),
+            fetch=(lambda sets: sets.cpu().numpy()) if gpu else None,
             workers=workers,
-            ahead=model.device.type != "cpu",
+            ahead=gpu,
             threads=min(at_once, workers or at_once),
         )
         for at, (batch, vectors) in enumerate(encoded):

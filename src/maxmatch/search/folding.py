@@ -91,9 +91,9 @@ class Grouping:
         sketches = [sketch for name in self._ids[:end] if (sketch := self._sketches.get(name)) is not None]
         if len(sketches) < 2:
             return True
-        vectors = np.array(sketches).astype(np.float32)
+        vectors = np.concatenate(sketches).astype(np.float32).reshape(len(sketches), -1)
         near = vectors @ vectors.T
-        np.fill_diagonal(near, -1.0)
+        near.flat[:: len(near) + 1] = -1.0
         return bool(near.max() < self._threshold)
 
     def _vectors(self, places: Sequence[int]) -> np.ndarray:

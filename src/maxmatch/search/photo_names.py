@@ -48,6 +48,18 @@ class NameList:
         self._text = "\n".join(lines)
         self._starts = np.cumsum([0, *(len(line) + 1 for line in lines)])
 
+        hashes = {hash(word[0]) for word in _WORD.finditer(self._text)}
+        self._hashes = np.sort(np.fromiter(hashes, np.int64, len(hashes)))
+        """Of all words: eight bytes each, where the words themselves would take a hundred."""
+
+    def may_have(self, words: Sequence[str]) -> bool:
+        """False where some word is in no path, so that no path has all of them, or where there are no words."""
+        if not words or not len(self._hashes):
+            return False
+        wanted = np.fromiter(map(hash, words), np.int64, len(words))
+        there = self._hashes.take(np.searchsorted(self._hashes, wanted), mode="clip") == wanted
+        return bool(there.all())
+
     def places(self, words: Sequence[str]) -> list[int]:
         """Which of the paths have all words, as `is_named` tells."""
         found: list[int] = []

@@ -17,7 +17,50 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 _log = logging.getLogger("maxmatch.connections")
 _MOST = 512
 _LOGGED_EVERY = 60.0  # seconds
+_HELD = 64 * 2**10  # bytes, at most, of what is written in one go
 _TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class JoinedWrites:
+    """A transport that sends what is written in one go as one piece: the head of a response with its body, so that the
+    client is woken once.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = bytearray()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the data, with what follows before the event loop turns to something else."""
+        if data and not self._held:
+            self._loop.call_soon(self.flush)
+        self._held += data
+        if len(self._held) >= _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is held."""
+        if self._held:
+            data, self._held = self._held, bytearray()
+            self._transport.write(data)
+
+    def get_write_buffer_size(self) -> int:
+        """How many bytes were not sent yet."""
+        return len(self._held) + self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        """Close the connection when all is sent."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self.flush()
+        self._transport.abort()
 
 
 class Connection(H11Protocol):
@@ -43,6 +86,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new client: the server waits for its request."""
         super().connection_made(transport)
+        self._joined = JoinedWrites(transport, self.loop)
+        self.transport = self._joined  # type: ignore[assignment]
         self._look()
         limit = self.limit_concurrency
         while limit is not None and len(self.connections) >= limit:
@@ -59,6 +104,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """The answer is written, perhaps not yet sent."""
+        self._joined.flush()
         super().on_response_complete()
         self._look()
 

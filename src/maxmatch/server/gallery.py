@@ -159,9 +159,9 @@ class Gallery:
 
     def named(self, words: Sequence[str], condition: Condition | None) -> tuple[str, ...]:
         """The ids of the items that pass a filter and have all these words in their path; none where too many do."""
-        if not words:
-            return ()
         state = self.state
+        if not state.names.may_have(words):
+            return ()
         items = [state.newest[place] for place in state.names.places(words)]
         found = tuple(item.id for item in items if condition is None or passes(condition, _facts(item)))
         return found if len(found) <= MOST_NAMED else ()

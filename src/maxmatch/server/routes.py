@@ -206,14 +206,21 @@ class QueryRoute(APIRoute):
 
 def search_routes(service: Service) -> APIRouter:
     """The routes of search."""
-    router, by_query = APIRouter(tags=["search"]), APIRouter(tags=["search"], route_class=QueryRoute)
+    router = APIRouter(tags=["search"])
 
-    @by_query.get("/search", response_model=SearchResult, responses=documented(404, 409, 422, 503))
     async def search(query: Annotated[SearchQuery, Query()]) -> Response:
         """By text, by item or by an uploaded picture; without any of them, everything, newest first."""
         return await answer(service, service.terms(query), query)
 
-    router.include_router(by_query)
+    responses = documented(404, 409, 422, 503)
+    router.add_api_route(
+        "/search",
+        search,
+        methods=["GET"],
+        response_model=SearchResult,
+        responses=responses,
+        route_class_override=QueryRoute,
+    )
 
     @router.post("/search", response_model=SearchResult, responses=documented(400, 404, 409, 413, 422, 503))
     async def search_by_parts(query: SearchBody) -> Response:

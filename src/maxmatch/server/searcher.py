@@ -21,6 +21,7 @@ from maxmatch.core.devices import batches_at_once, use_threads
 from maxmatch.core.machine import return_memory
 from maxmatch.matching import SetSimilarity
 from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.traced_text import text_encoder
 from maxmatch.search.engine import Hit, Match, metadata_of
 from maxmatch.search.filters import Condition
 from maxmatch.search.folding import NEAR_DUPLICATE, Grouping
@@ -41,16 +42,19 @@ _LONG = 150  # results; for pages further down all items are scored once, and th
 _LONG_LISTS = 8
 _FEW_NAMES = 20_000
 _WORKERS = 2  # batches that are answered at the same time
+_MOMENT = 0.001  # seconds, in which the next of many requests arrives
 _CACHED_TEXTS = 512  # their sets: paging, or typing the same again, waits for no model
 
 
 class Batcher(Generic[Ask, Answer]):
     """Answers up to `most` requests at once, in `workers` threads of its own.
 
-    A worker that has nothing to do takes all that wait, its share where others have nothing to do either; while it
-    answers them, the next batch collects. The first of a batch waits `window` seconds for others. If a batch fails,
-    each of its requests is tried alone, so that one bad request does not fail the others. At most `waiting` requests
-    wait. observe: called with the size of each batch. prepare: called by each thread, before its first batch.
+    A worker that has nothing to do takes its share of all requests that wait or are being answered; while it answers
+    them, the next batch collects. Clients that were just answered often ask again: a worker waits for as many requests
+    as it has just answered, as long as one comes every millisecond. Small batches would cost more per request. The
+    first of a batch waits `window` seconds for others. If a batch fails, each of its requests is tried alone, so that
+    one bad request does not fail the others. At most `waiting` requests wait. observe: called with the size of each
+    batch. prepare: called by each thread, before its first batch.
     """
 
     def __init__(
@@ -69,7 +73,8 @@ class Batcher(Generic[Ask, Answer]):
         self._waiting = waiting
         self._observe = observe
         self._queue: deque[tuple[Ask, asyncio.Future[Answer]]] = deque()
-        self._workers = self._idle = workers
+        self._workers = workers
+        self._under_way = 0  # requests
         self._prepare = prepare
         self._arrived: asyncio.Event | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,22 +108,32 @@ class Batcher(Generic[Ask, Answer]):
 
     async def _work(self) -> None:
         assert self._arrived is not None
+        answered = 0
         while True:
             await self._arrived.wait()
             if self._window and len(self._queue) < self._most:
                 await asyncio.sleep(self._window)
-            share = -(-len(self._queue) // self._idle)
-            batch = [self._queue.popleft() for _ in range(min(self._most, share))]
+            await self._gathered(min(answered, self._most))
+            share = -(-(len(self._queue) + self._under_way) // self._workers)
+            batch = [self._queue.popleft() for _ in range(min(self._most, share, len(self._queue)))]
             if not self._queue:
                 self._arrived.clear()
             batch = [(ask, future) for ask, future in batch if not future.done()]  # clients that left are not answered
+            answered = len(batch)
             if batch:
-                self._observe(len(batch))
-                self._idle -= 1
+                self._observe(answered)
+                self._under_way += answered
                 try:
                     await self._answer_batch(batch)
                 finally:
-                    self._idle += 1
+                    self._under_way -= answered
+
+    async def _gathered(self, expected: int) -> None:
+        """Wait for so many requests, as long as more arrive."""
+        before = 0
+        while before < len(self._queue) < expected:
+            before = len(self._queue)
+            await asyncio.sleep(_MOMENT)
 
     async def _answer_batch(self, batch: list[tuple[Ask, asyncio.Future[Answer]]]) -> None:
         loop = asyncio.get_running_loop()
@@ -282,6 +297,7 @@ class Searcher:
         self._cut_off: CutOff | None = None
         self._measured = 0  # items, when the cut-off was last measured
         self._model = model
+        self._encode = text_encoder(model)
         self._uploaded = uploaded
         self._near_duplicate = near_duplicate
         self._texts: OrderedDict[str, Tensor] = OrderedDict()
@@ -342,7 +358,8 @@ class Searcher:
 
     async def _named(self, words: Sequence[str], where: Condition | None) -> tuple[str, ...]:
         """The ids that come first. Many names are looked through in a thread: few take less time than that."""
-        if len(self._gallery.state.items) > _FEW_NAMES:
+        state = self._gallery.state
+        if len(state.items) > _FEW_NAMES and state.names.may_have(words):
             return await asyncio.to_thread(self._gallery.named, words, where)
         return self._gallery.named(words, where)
 
@@ -462,7 +479,7 @@ class Searcher:
         new = [text for text in texts if text not in known]
         if new:
             self._encoded(len(new))
-            made = dict(zip(new, self._model.encode_texts(new, show_progress=False), strict=True))
+            made = dict(zip(new, self._encode(new), strict=True))
             known |= made
             with self._texts_lock:
                 self._texts |= made
@@ -500,8 +517,8 @@ def _result(
     hits: Hits, group: Sequence[int], items: Mapping[str, ItemFacts], named: frozenset[str]
 ) -> SearchResult | None:
     """The result of a group of near-duplicates, best first; None where they were removed meanwhile."""
-    known = ((place, items.get(hits.ids[place]) or _new_item(hits, place)) for place in group)
-    found = [(place, item) for place, item in known if item is not None]
+    ids = hits.ids
+    found = [(place, item) for place in group if (item := items.get(ids[place]) or _new_item(hits, place)) is not None]
     if not found:
         return None
     best, first = found[0]

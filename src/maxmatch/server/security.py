@@ -11,11 +11,12 @@ from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,6 +44,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
+_RAW_HEADERS = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -78,6 +80,7 @@ class Limits:
     """Of any other request."""
 
 
+@lru_cache(_ADDRESSES)
 def is_loopback(host: str) -> bool:
     """Whether an address or name can be reached from this machine only."""
     if host == "localhost":
@@ -271,10 +274,10 @@ class _Response:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun = True
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers[name] = value
-            headers.setdefault("Cache-Control", "no-store")
+            headers = [pair for pair in message["headers"] if pair[0] not in _RAW_HEADERS]
+            if all(name != b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-store"))
+            message["headers"] = [*headers, *_RAW_HEADERS.items()]
             # The route's pattern, not the path, which would make a new series for every item.
             route = getattr(self.scope.get("route"), "path", "none")
             self.metrics.requests.labels(route, str(message["status"])).inc()

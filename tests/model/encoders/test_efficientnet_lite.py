@@ -152,3 +152,22 @@ def test_a_trace_of_a_few_images_holds_for_many(without_shape_checks):
         warnings.simplefilter("ignore")  # padding depends on the size of an image, which stays the same
         traced = torch.jit.trace(model, images[:2])
         assert traced(images).shape[0] == len(images)
+
+
+def test_while_weights_are_held_they_are_folded_once_and_afterwards_changed_ones_count(monkeypatch):
+    torch.manual_seed(0)
+    model, images = EfficientNetLite().eval(), torch.randn(3, 3, 64, 64)
+    folded = []
+    fold = ConvNorm._folded
+    monkeypatch.setattr(ConvNorm, "_folded", lambda self: folded.append(self) or fold(self))
+    with torch.inference_mode():
+        plain = model(images)
+        each = len(folded)
+        with model.weights_held(), model.weights_held():
+            assert torch.equal(model(images), plain)
+            assert torch.equal(model(images), plain)
+            assert len(folded) == 2 * each
+    with torch.no_grad():
+        model.head.norm.bias += 1.0
+        assert (model(images) - plain).abs().max() > 0.5
+    assert len(folded) == 3 * each

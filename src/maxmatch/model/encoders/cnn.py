@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn.functional import conv2d, pad, relu, relu6
 from maxmatch.model.encoders.backbone import package_folder
 
 _STEM, _HEAD = 32, 1280  # not scaled in the Lite variants
-_FEW, _MANY = 2, 16  # images at a time in the first stages, per thread, and in the others
+_FEW, _MANY = 1, 16  # images at a time in the first stages, per thread, and in the others
 _LARGE = 3  # stages whose maps are larger than their weights
 _STAGES = (  # repeats, kernel, stride, expansion, channels
     (1, 3, 1, 1, 16),
@@ -46,28 +47,58 @@ class ConvNorm(nn.Module):
         weight, bias = (self.conv.weight, None) if self.norm.training else self._folded()
         return self._convolved(x, weight, bias)
 
-    def fixed(self) -> Layer:
-        """The layer with its weights of now, for many calls without gradient."""
+    def fixed(self, first: "ConvNorm | None" = None) -> Layer:
+        """The layer with its weights of now, for many calls without gradient.
+
+        first: a layer before it. The map between the two is then written once, with the padding that this one needs.
+        """
         if self.norm.training:
-            return self
+            return self if first is None else lambda x: self(first(x))
+        weight, bias = self._laid_out()
+        if first is None:
+            return lambda x: self._convolved(x, weight, bias)
+        first_weight, first_bias = first._laid_out()
+
+        def both(x: Tensor) -> Tensor:
+            y = first._product(*first._padded(x), first_weight, first_bias)
+            return self._activated(self._product(*self._padded(y, relu=True), weight, bias))
+
+        return both
+
+    def _laid_out(self) -> tuple[Tensor, Tensor]:
         weight, bias = self._folded()
-        weight = weight.contiguous(memory_format=torch.channels_last)
-        return lambda x: self._convolved(x, weight, bias)
+        on_processor = weight.device.type == "cpu"
+        return weight.contiguous(memory_format=torch.channels_last) if on_processor else weight, bias
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
-        even = rows % 2 == columns % 2 == 0  # then the convolution pads for itself, without a copy of the map
-        if not even:
-            x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-        padding = (rows // 2, columns // 2) if even else (0, 0)
-        x = conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
-        x = self.norm(x) if bias is None else x
+        x = self._product(*self._padded(x), weight, bias)
+        return self._activated(self.norm(x) if bias is None else x)
+
+    def _activated(self, x: Tensor) -> Tensor:
         # In place, since no gradient asks for what was there: new memory costs as much as the convolution.
         return x if self.linear else relu6(x, inplace=True)
 
+    def _padded(self, x: Tensor, relu: bool = False) -> tuple[Tensor, tuple[int, int]]:
+        """The map, and the padding that the convolution is to add itself: all of it where it is even, without a copy of
+        the map. relu: whether ReLU6 comes before.
+        """
+        rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
+        if rows % 2 == columns % 2 == 0:
+            return relu6(x, inplace=True) if relu else x, (rows // 2, columns // 2)
+        if relu and x.device.type == "cpu":
+            return _framed_relu6(x, rows, columns), (0, 0)
+        x = relu6(x, inplace=True) if relu else x
+        return pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)), (0, 0)
+
+    def _product(self, x: Tensor, padding: tuple[int, int], weight: Tensor, bias: Tensor | None) -> Tensor:
+        if _one_dnn(x, weight):
+            stride = (self.stride, self.stride)
+            return torch.mkldnn_convolution(x, weight, bias, padding, stride, (1, 1), self.conv.groups)
+        return conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
+
     def _folded(self) -> tuple[Tensor, Tensor]:
-        """The weights of one convolution equal to the two where the statistics are fixed. Computed for each batch, in
-        less than a third of the time of one image, so that they are never out of date; gradients reach both.
+        """The weights of one convolution equal to the two where the statistics are fixed. Computed for each batch, so
+        that they are never out of date (but see `EfficientNetLite.weights_held`); gradients reach both.
         """
         norm = self.norm
         assert norm.running_mean is not None
@@ -77,6 +108,25 @@ class ConvNorm(nn.Module):
 
     def _missing(self, size: int) -> int:
         return max((math.ceil(size / self.stride) - 1) * self.stride + self.kernel - size, 0)
+
+
+def _framed_relu6(x: Float[Tensor, "B c h w"], rows: int, columns: int) -> Float[Tensor, "B c i j"]:
+    """ReLU6 of a map, with so many more rows and columns of zeros around it. Nothing is written twice."""
+    (count, channels, height, width), top, left = x.shape, rows // 2, columns // 2
+    shape = (count, channels, height + rows, width + columns)
+    framed = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+    torch.clamp(x, 0.0, 6.0, out=framed[:, :, top : top + height, left : left + width])
+    for edge in (framed[:, :, :top], framed[:, :, top + height :], framed[..., :left], framed[..., left + width :]):
+        edge.zero_()
+    return framed
+
+
+def _one_dnn(x: Tensor, weight: Tensor) -> bool:
+    """Whether to ask oneDNN for a convolution that torch would compute otherwise: with one thread and few images it
+    takes a general matrix product for kernels of 1 × 1, which is slower by a tenth.
+    """
+    plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled()
+    return plain and len(x) > 0 and not _recorded() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 class InvertedResidual(nn.Module):
@@ -98,11 +148,10 @@ class InvertedResidual(nn.Module):
 
     def fixed(self) -> Layer:
         """The block with its weights of now, for many calls without gradient."""
-        expand = None if self.expand is None else self.expand.fixed()
-        depthwise, project = self.depthwise.fixed(), self.project.fixed()
+        widened, project = self.depthwise.fixed(self.expand), self.project.fixed()
 
         def block(x: Tensor) -> Tensor:
-            y = project(depthwise(x if expand is None else expand(x)))
+            y = project(widened(x))
             return y.add_(x) if self.adds else y
 
         return block
@@ -129,25 +178,51 @@ class EfficientNetLite(nn.Module):
                 inputs = outputs
             self.stages.append(nn.Sequential(*blocks))
         self.head = ConvNorm(inputs, _HEAD)
+        self._holders = set[object]()
+        self._held: list[Layer] | None = None
+
+    @contextmanager
+    def weights_held(self) -> Iterator[None]:
+        """A context in which the weights do not change: they are folded once, not for each batch. Any number of threads
+        may be in it.
+        """
+        holder = object()
+        self._holders.add(holder)
+        try:
+            yield
+        finally:
+            self._holders.discard(holder)
+            if not self._holders:
+                self._held = None
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         """The last feature map."""
-        if images.device.type == "cpu" and not torch.is_grad_enabled() and not _recorded():
+        if torch.is_grad_enabled() or _recorded():
+            return self._map(images)
+        if images.device.type == "cpu":
             return self._in_parts(images.contiguous(memory_format=torch.channels_last))  # faster there by a third
-        return self._map(images)
+        return reduce(_applied, self._fixed(), images) if self._holders else self._map(images)
+
+    def _fixed(self) -> list[Layer]:
+        """All layers with their weights of now."""
+        if self._held is not None:
+            return self._held
+        stages: Any = self.stages
+        fixed = [layer.fixed() for layer in (self.stem, *(block for stage in stages for block in stage), self.head)]
+        if self._holders:
+            self._held = fixed
+        return fixed
 
     def _in_parts(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         """The same for what the processor's cache holds: of the first stages the maps of a few images, of the others
         the weights, which are then read from memory once for many images.
         """
         stages: Any = self.stages
-        large = [self.stem, *(block for stage in stages[:_LARGE] for block in stage)]
-        small = [*(block for stage in stages[_LARGE:] for block in stage), self.head]
+        fixed, large = self._fixed(), 1 + sum(map(len, stages[:_LARGE]))
         x = images
-        for layers, count in ((large, _FEW * torch.get_num_threads()), (small, _MANY)):
-            fixed = [layer.fixed() for layer in layers]
+        for layers, count in ((fixed[:large], _FEW * torch.get_num_threads()), (fixed[large:], _MANY)):
             parts = [x[first : first + count] for first in range(0, max(len(x), 1), count)]
-            x = torch.cat([reduce(lambda maps, layer: layer(maps), fixed, part) for part in parts])
+            x = torch.cat([reduce(_applied, layers, part) for part in parts])
         return x
 
     def _map(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
@@ -169,6 +244,10 @@ class EfficientNetLite(nn.Module):
         weights = torch.load(files[0], map_location="cpu", weights_only=True)
         model.load_state_dict(_renamed(weights, model))
         return model
+
+
+def _applied(x: Tensor, layer: Layer) -> Tensor:
+    return layer(x)
 
 
 def _recorded() -> bool:
