@@ -24,7 +24,7 @@ def by_kernels(gru, words, every):
     gates = words.transpose(0, 1) @ gru.weight_ih_l0.T
     (r, z, n), (own_r, own_z, own_n) = gru.bias_ih_l0.chunk(3), gru.bias_hh_l0.chunk(3)
     bias = torch.stack([r + own_r, z + own_z, n, own_n])
-    return gru_states(gates[None], gru.weight_hh_l0[None], bias[None], LENGTHS, every)
+    return gru_states(gru.weight_hh_l0[None], bias[None], LENGTHS, [gates[None]], every)
 
 
 @pytest.mark.parametrize("hidden", [12, 300])
@@ -79,7 +79,9 @@ def test_in_mixed_precision_the_gates_and_the_states_have_that_precision(monkeyp
     encoder = GRUEncoder(9, word_width=6, width=8, dropout=0.0)
     seen = []
     monkeypatch.setattr(language, "_gru_kernels", lambda words: triton_gru)
-    monkeypatch.setattr(triton_gru, "gru_states", lambda gates, *_: (seen.append(gates.dtype), gates[:, 0, :, :8])[1])
+    monkeypatch.setattr(
+        triton_gru, "gru_states", lambda w, b, n, gates, *_: (seen.append(gates[0].dtype), gates[0][:, 0, :, :8])[1]
+    )
     ids, mask = torch.randint(0, 9, (len(LENGTHS), 6)), torch.arange(6) < LENGTHS[:, None]
     with torch.autocast("cpu", torch.bfloat16):
         encoder.last_states_on_device(encoder.vectors(ids), mask)
@@ -89,3 +91,36 @@ def test_in_mixed_precision_the_gates_and_the_states_have_that_precision(monkeyp
 
 def test_on_a_processor_there_are_no_kernels():
     assert language._gru_kernels(torch.zeros(1)) is None
+
+
+@pytest.mark.parametrize("directions", ["mean", "concatenate", "forward"])
+@pytest.mark.parametrize("counts", [(3, 2), (1, 3, 2), (5,)])
+def test_texts_in_parts_have_the_features_and_gradients_that_they_have_alone(directions, counts, monkeypatch):
+    monkeypatch.setattr(language, "_gru_kernels", lambda words: triton_gru)
+    torch.manual_seed(0)
+    encoder = GRUEncoder(9, word_width=6, width=8, directions=directions, dropout=0.0)
+    parts = []
+    for place, count in enumerate(counts):
+        width = 2 + 3 * place  # the first of each part fills it, the last has one word
+        mask = torch.arange(width) < torch.linspace(width, 1, count).round()[:, None]
+        parts.append((torch.randint(0, 9, (count, width)), mask))
+    found = []
+    for together in (False, True):
+        if together:
+            features = encoder.of_parts(*parts)
+        else:
+            monkeypatch.setattr(GRUEncoder, "last_states", GRUEncoder.last_states_on_device)
+            features = [encoder(*part) for part in parts]
+        encoder.zero_grad()
+        sum((one.pooled * torch.arange(8.0)).square().sum() + one.local.sum() for one in features).backward()
+        gradients = [parameter.grad.clone() for parameter in encoder.parameters()]
+        found.append([tensor for one in features for tensor in (one.local, one.pooled, one.positions)] + gradients)
+    for expected, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_the_kernels_parts_are_read_one_by_one():
+    encoder = GRUEncoder(9, word_width=6, width=8).eval()
+    parts = [(torch.ones(2, width, dtype=torch.long), torch.ones(2, width, dtype=torch.bool)) for width in (2, 4)]
+    for one, part in zip(encoder.of_parts(*parts), parts, strict=True):
+        assert torch.equal(one.pooled, encoder(*part).pooled)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_positive
-from maxmatch.core.devices import in_float32
+from maxmatch.core.devices import aside, in_float32, join
 from maxmatch.core.types import Sets
 from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive, slot_contrastive
 from maxmatch.losses.distillation import distillation
@@ -66,6 +66,9 @@ TERMS: dict[str, Term] = {
     if name != "total"
 }
 """The terms by name. A new one is a field of `LossTerms`, a line of `objective` and a key of a recipe."""
+
+_OF_SETS = ("global_discriminative", "intra_set_divergence", "mmd", "diversity", "gaussian_kl")
+"""Terms of the sets alone: on a GPU they are computed beside those of the scores."""
 
 _DIVERSITY = {"uniformity": uniformity, "pvse": pvse_diversity}
 
@@ -199,7 +202,12 @@ def objective(
         "caption_matching": (caption_matching_weight, lambda: _captions(captions, positive, temperature)),
         "slot_contrastive": (slot_con_weight, lambda: slot_contrastive(*vectors, positive, temperature)),
     }
-    terms = {name: term() for name, (weight, term) in weighted.items() if weight}
+    wanted = {name: term for name, (weight, term) in weighted.items() if weight}
+    with aside(*(tensor for side in (images, texts) for tensor in (side.vectors, side.residual, side.pooled))):
+        of_sets = {name: term() for name, term in wanted.items() if name in _OF_SETS}
+    of_scores = {name: term() for name, term in wanted.items() if name not in _OF_SETS}
+    join(scores.device)
+    terms = {name: (of_sets | of_scores)[name] for name in wanted}
     total = scores.new_zeros(())
     for name, term in terms.items():
         total = total + weighted[name][0] * term

@@ -225,7 +225,9 @@ def _sets_of(model: SetEncoder, name: str, inputs: Inputs, short: tuple[int, int
     parts = (values[:count, :length], mask[:count, :length]), (values[count:], mask[count:])
     tower = model.tower(name)
     if isinstance(tower.head, SetHead):
-        together: Sets = tower.head(*(tower.encoder(*part) for part in parts))
+        of_parts = getattr(tower.encoder, "of_parts", None)
+        features = [tower.encoder(*part) for part in parts] if of_parts is None else of_parts(*parts)
+        together: Sets = tower.head(*features)
         return together
     each = (_tensors(tower(*part)) for part in parts)
     return Sets(*(torch.cat(tensors) for tensors in zip(*each, strict=True)))

@@ -207,6 +207,21 @@ class GRUEncoder(nn.Module):
         positions = sine_positions(mask, self.local_width, local.dtype)
         return Features(local, mask, self.dropout(self._joined(last)), positions)
 
+    def of_parts(self, *parts: tuple[Int[Tensor, "_ _"], Bool[Tensor, "_ _"]]) -> list[Features]:
+        """The features of texts in parts of different lengths, the shorter ones first. On a GPU the first words of all
+        of them are read together.
+        """
+        lengths = [mask.shape[1] for _, mask in parts]
+        if self.local != "words" or _gru_kernels(self.words.weight) is None or lengths != sorted(lengths):
+            return [self(*part) for part in parts]
+        words, masks = [self.dropout(self.vectors(ids)) for ids, _ in parts], [mask for _, mask in parts]
+        last = self.dropout(self._joined(self._by_kernels(words, masks, every=False)))
+        each = zip(words, masks, torch.split(last, [len(mask) for mask in masks]), strict=True)
+        return [
+            Features(local, mask, pooled, sine_positions(mask, self.local_width, local.dtype))
+            for local, mask, pooled in each
+        ]
+
     def _joined(self, states: Float[Tensor, "d *n H"]) -> Float[Tensor, "*n D"]:
         """The states of all directions as one."""
         return torch.cat(states.unbind(0), -1) if self.directions == "concatenate" else states.mean(0)
@@ -241,7 +256,7 @@ class GRUEncoder(nn.Module):
         runs over the padding, and its state is taken where the words end.
         """
         if _gru_kernels(words) is not None:
-            return self._by_kernels(words, mask, every=False)
+            return self._by_kernels([words], [mask], every=False)
         return torch.stack([_last(states, mask.sum(1)) for states in self._on_device(words, mask)])
 
     def states_on_device(
@@ -258,7 +273,7 @@ class GRUEncoder(nn.Module):
         precision; autocast by itself would choose float16, in which gradients as small as these vanish.
         """
         if _gru_kernels(words) is not None:
-            return list(self._by_kernels(words, mask, every=True).transpose(1, 2))
+            return list(self._by_kernels([words], [mask], every=True).transpose(1, 2))
         length, precision = mask.sum(1), _mixed(words)
         with torch.autocast(words.device.type, enabled=False):
             words = widened(words.to(precision))
@@ -270,24 +285,33 @@ class GRUEncoder(nn.Module):
             join(words.device)
         return [forward, backward]
 
-    def _by_kernels(self, words: Tensor, mask: Tensor, every: bool) -> Tensor:
-        """The states of all directions after each word, (d, N, B, H), or (d, B, H) after the last."""
-        kernels, length, precision = _gru_kernels(words), mask.sum(1), _mixed(words)
+    def _by_kernels(self, words: Sequence[Tensor], masks: Sequence[Tensor], every: bool) -> Tensor:
+        """The states of all directions after each word, (d, N, B, H), or (d, B, H) after the last. The texts may come
+        in parts, the shorter ones first: their first words are read together.
+        """
+        kernels, lengths, precision = _gru_kernels(words[0]), [mask.sum(1) for mask in masks], _mixed(words[0])
         assert kernels is not None
         directions = ("", "_reverse")[: 1 + self.gru.bidirectional]
-        with torch.autocast(words.device.type, enabled=False):
-            words = widened(words.to(precision))
-            read = torch.stack([words, turned(words, length)][: len(directions)]).transpose(1, 2)
+        with torch.autocast(words[0].device.type, enabled=False):
+            read = []
+            for part, length in zip(words, lengths, strict=True):
+                part = widened(part.to(precision))
+                read.append(torch.stack([part, turned(part, length)][: len(directions)]).transpose(1, 2))
             of_inputs, of_state, input_bias, state_bias = (
                 torch.stack([getattr(self.gru, f"{name}_l0{end}") for end in directions])
                 for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            of_inputs = pad(of_inputs.to(precision), (0, words.shape[2] - of_inputs.shape[2]))
-            gates = torch.bmm(read.flatten(1, 2), of_inputs.transpose(1, 2)).view(*read.shape[:3], -1)
+            of_inputs = pad(of_inputs.to(precision), (0, read[0].shape[3] - of_inputs.shape[2])).transpose(1, 2)
+            gates, begin = [], 0
+            for place, end in enumerate(part.shape[1] for part in read):
+                here = torch.cat([part[:, begin:end] for part in read[place:]], 2)
+                gates.append(torch.bmm(here.flatten(1, 2), of_inputs).view(*here.shape[:3], -1))
+                begin = end
             own, r_z = state_bias.chunk(3, 1)[2], 2 * self.gru.hidden_size
             bias = torch.cat([input_bias[:, :r_z] + state_bias[:, :r_z], input_bias[:, r_z:], own], 1)
             bias = bias.view(len(directions), 4, -1)
-            states: Tensor = kernels.gru_states(gates, of_state.to(precision), bias, length, every)
+            length = torch.cat(lengths)
+            states: Tensor = kernels.gru_states(of_state.to(precision), bias, length, gates, every)
         return states
 
 

@@ -4,6 +4,7 @@ cuDNN's takes each direction by itself and keeps a GPU waiting between small pro
 where it can; `torch.nn.GRU` is the reference.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -101,46 +102,72 @@ def _step_back(
 
 
 class _States(torch.autograd.Function):
-    """Of the input gates (d, N, B, 3H) and the state's weights (d, 3H, H): the states after each step, or the last."""
+    """Of the input gates and the state's weights (d, 3H, H): the states after each step, or the last.
+
+    gates: (d, N, B, 3H). Where more follow, they continue the last items of the one before: (d, N', B', 3H), B' ≤ B.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, length: Tensor, every: bool) -> Tensor:
-        directions, steps, items, gates = inputs.shape
-        width = gates // 3
-        states = inputs.new_zeros(directions, steps + 1, items, width)
-        brought = torch.empty_like(inputs)
-        for step in range(steps):
-            torch.bmm(states[:, step], weight.transpose(1, 2), out=brought[:, step])
-            _step[_programs(directions, items, width)](
-                inputs[:, step], brought[:, step], bias, states[:, step], states[:, step + 1], length, step, items,
-                inputs.stride(0), states.stride(0), WIDTH=width, BLOCK=_BLOCK,
-            )  # fmt: skip
-        ctx.save_for_backward(inputs, weight, bias, length, states, brought)
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, length: Tensor, every: bool, *gates: Tensor) -> Tensor:
+        kept, taken = [], 0
+        before: Tensor | None = None
+        for inputs in gates:
+            directions, steps, items, _ = inputs.shape
+            width, first = weight.shape[2], len(length) - items
+            states = inputs.new_zeros(directions, steps + 1, items, width)
+            if before is not None:
+                states[:, 0] = before[:, -items:]
+            brought = torch.empty_like(inputs)
+            for step in range(steps):
+                torch.bmm(states[:, step], weight.transpose(1, 2), out=brought[:, step])
+                _step[_programs(directions, items, width)](
+                    inputs[:, step], brought[:, step], bias, states[:, step], states[:, step + 1], length[first:],
+                    taken + step, items, inputs.stride(0), states.stride(0), WIDTH=width, BLOCK=_BLOCK,
+                )  # fmt: skip
+            kept += [inputs, states, brought]
+            before, taken = states[:, -1], taken + steps
+        ctx.save_for_backward(weight, bias, length, *kept)
         ctx.every = every
-        return states[:, 1:] if every else states[:, -1].clone()
+        if every:
+            return kept[1][:, 1:]
+        last = kept[1][:, -1].clone()
+        for states in kept[4::3]:
+            last[:, -states.shape[2] :] = states[:, -1]
+        return last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, bias, length, states, brought = ctx.saved_tensors
-        directions, steps, items, gates = inputs.shape
-        width = gates // 3
-        shape = (directions, items, width)
+        weight, bias, length, *kept = ctx.saved_tensors
         gradient = gradient.contiguous()
-        direct = gradient.new_zeros(shape, dtype=torch.float32) if ctx.every else gradient.float()
-        product = inputs.new_empty(shape)
-        to_inputs, to_states = torch.empty_like(inputs), torch.empty_like(inputs)
-        for step in reversed(range(steps)):
-            _step_back[_programs(directions, items, width)](
-                inputs[:, step], brought[:, step], bias, states[:, step], length, step, items, direct, product,
-                gradient[:, step] if ctx.every else gradient, to_inputs[:, step], to_states[:, step], inputs.stride(0),
-                states.stride(0), gradient.stride(0), WIDTH=width, BLOCK=_BLOCK, ARRIVES=ctx.every,
-                FIRST=step == steps - 1,
-            )  # fmt: skip
-            torch.bmm(to_states[:, step], weight, out=product)
-        to_weight = to_states.flatten(1, 2).transpose(1, 2) @ states[:, :-1].flatten(1, 2)
-        to_bias = torch.cat([_total(to_inputs), _total(to_states[..., 2 * width :])], 1)
-        return to_inputs, to_weight, to_bias.view_as(bias), None, None
+        parts = [kept[at : at + 3] for at in range(0, len(kept), 3)]
+        of_gates: list[Tensor] = []
+        to_weight, to_bias = torch.zeros_like(weight), torch.zeros_like(bias).flatten(1)
+        taken = sum(inputs.shape[1] for inputs, _, _ in parts)
+        direct: Tensor | None = None
+        product = gradient
+        for inputs, states, brought in reversed(parts):
+            directions, steps, items, gates = inputs.shape
+            width, first, taken = gates // 3, len(length) - items, taken - steps
+            shape = (directions, items, width)
+            arriving = gradient.new_zeros(shape, dtype=torch.float32) if ctx.every else gradient[:, first:].float()
+            if direct is not None:  # what reaches these states from the steps that follow
+                arriving = arriving.clone()
+                arriving[:, -direct.shape[1] :] = direct + product.float()
+            direct, product = arriving.contiguous(), inputs.new_empty(shape)
+            to_inputs, to_states = torch.empty_like(inputs), torch.empty_like(inputs)
+            for step in reversed(range(steps)):
+                _step_back[_programs(directions, items, width)](
+                    inputs[:, step], brought[:, step], bias, states[:, step], length[first:], taken + step, items,
+                    direct, product, gradient[:, step] if ctx.every else gradient, to_inputs[:, step],
+                    to_states[:, step], inputs.stride(0), states.stride(0), gradient.stride(0), WIDTH=width,
+                    BLOCK=_BLOCK, ARRIVES=ctx.every, FIRST=step == steps - 1,
+                )  # fmt: skip
+                torch.bmm(to_states[:, step], weight, out=product)
+            to_weight = to_weight + to_states.flatten(1, 2).transpose(1, 2) @ states[:, :-1].flatten(1, 2)
+            to_bias = to_bias + torch.cat([_total(to_inputs), _total(to_states[..., 2 * width :])], 1)
+            of_gates.insert(0, to_inputs)
+        return to_weight, to_bias.view_as(bias), None, None, *of_gates
 
 
 def _total(gradient: Tensor) -> Tensor:
@@ -152,18 +179,20 @@ def _programs(directions: int, items: int, width: int) -> tuple[int, int, int]:
 
 
 def gru_states(
-    inputs: Float[Tensor, "d N B G"],
     weight: Float[Tensor, "d G H"],
     bias: Float[Tensor, "d 4 H"],
     length: Int[Tensor, " B"],
+    inputs: Sequence[Float[Tensor, "d _ _ G"]],
     every: bool = False,
 ) -> Float[Tensor, "d N B H"] | Float[Tensor, "d B H"]:
     """The states of a GRU that starts at 0, as `torch.nn.GRU` defines them. G = 3H: its gates r, z and n.
 
         r, z = σ(input + W h + b);   n = tanh(input + b + r · (W h + b'));   h ← (1 − z) n + z h
 
-    inputs: what the inputs bring to the gates, without a bias. weight: W. bias: b of r, z and n, and b'. every: the
-    states after each step, not only the last. After its last input an item keeps its state.
+    weight: W. bias: b of r, z and n, and b'. inputs: what the inputs bring to the gates, without a bias: of all items
+    for the first steps, (d, N, B, G); where more follow, of the last of these items for the steps after. every: the
+    states after each step, not only the last (inputs: one). After its last input an item keeps its state.
     """
-    states: Tensor = _States.apply(inputs, weight, bias, length, every)
+    assert len(inputs) == 1 or not every
+    states: Tensor = _States.apply(weight, bias, length, every, *inputs)
     return states
