@@ -345,10 +345,20 @@ class MappedFeed(_BaseFeed):
         """The batches, on the device, in the order of their plans. One such iterator at a time."""
         self._plans.current = plans
         for made in self._loader:
-            if made.batch is not None:  # features travel as they are stored, and arrive in single precision
+            if made.batch is not None:
                 batch = made.batch.to(self.device, non_blocking=True)
-                made = made._replace(batch=batch.map(lambda one: one.float() if one.is_floating_point() else one))
+                made = made._replace(batch=batch.map(_as_computed))
             yield self._finished(made)
+
+
+def _as_computed(one: Tensor) -> Tensor:
+    """Features travel as they are stored, and arrive in single precision; pictures with their channels last on a GPU,
+    where convolutions are then up to three times as fast.
+    """
+    if not one.is_floating_point():
+        return one
+    last = one.dim() == 4 and one.device.type == "cuda"
+    return one.to(torch.float32, memory_format=torch.channels_last if last else torch.preserve_format)
 
 
 class _Plans:

@@ -115,7 +115,7 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
             say=lambda _: None,
         )  # fmt: skip
     backbones = any(
-        not isinstance(reader, FeatureReader) and _reads_values(getattr(model.tower(name).encoder, "backbone", None))
+        not isinstance(reader, FeatureReader) and reads_values(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
     )
     return TrainingParts(model, train, val, feed, val_feed, teachers, backbones or _has_own(model))
@@ -189,7 +189,7 @@ def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
     return RandomMirror(picture, flip) if flip else None
 
 
-def _reads_values(backbone: Any) -> bool:
+def reads_values(backbone: Any) -> bool:
     """Whether the host may read values while a backbone runs, so that steps cannot be recorded. BERT's does not, and
     neither do our own.
     """
