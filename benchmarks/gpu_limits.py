@@ -25,9 +25,9 @@ _VARIANTS = {
     4: {"256 × 128, 8 warps": CUTS[4]},
     8: {
         "two of 128 × 128, the second later": CUTS[8],
-        "the same, totals as integers": CUTS[8]._replace(totals=1),
-        "the same, totals as positive numbers": CUTS[8]._replace(totals=2),
-        "256 × 128, 8 warps, totals as integers": Cut(256, 8, 3, 1, totals=1),
+        "two of 128 × 128": CUTS[8]._replace(delay=0),
+        "a program for each tile of 128 × 128": CUTS[8]._replace(programs=0, delay=0),
+        "256 × 128, 8 warps": Cut(256, 8, 3, 1),
     },
 }
 _WIDTH = 1024

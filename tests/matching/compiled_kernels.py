@@ -42,7 +42,7 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
             sets = [f"tensordesc<bf16[{rows}, 64]>" for rows in (cut.rows, 128)]
             found[f"fused {size}"] = compiled(
                 capability, triton_fused._fused, [*sets, "*fp32", "i32", "i32", "i32", "i32"], cut.warps, cut.stages,
-                SIZE=size, D=1024, ROWS=cut.rows, STEP=64, GROUP=8, TOTALS=cut.totals,
+                SIZE=size, D=1024, ROWS=cut.rows, STEP=64, GROUP=8,
             )  # fmt: skip
         cut = CUTS_IN_PLACE[size]
         found[f"in place {size}"] = compiled(

@@ -239,17 +239,59 @@ def test_one_that_fails_tells_why_and_does_not_stop_the_others(jobs, programs, t
     assert good.result is not None
 
 
-def test_a_process_that_finds_the_gpu_full_says_so_by_its_exit_code(jobs, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_a_process_that_finds_the_gpu_full_says_so_by_its_exit_code(jobs, monkeypatch, error):
     def work(job, device):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        try:
+            raise error
+        finally:  # as a recording does that is cut short
+            raise RuntimeError("capturing stream has unjoined work")
 
+    assert process_ends(jobs[0], work, monkeypatch) == 12
+
+
+def test_another_error_is_not_taken_for_a_full_gpu(jobs, monkeypatch):
+    def work(job, device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert process_ends(jobs[0], work, monkeypatch) == 1
+
+
+def process_ends(job, work, monkeypatch) -> int:
+    """The exit code of a process with this work."""
     monkeypatch.setattr(worker, "work", work)
     monkeypatch.setattr(worker, "end_with_the_parent", lambda: None)
-    monkeypatch.setattr(worker.sys, "argv", ["worker", str(jobs[0].folder)])
-    jobs[0].write()
+    monkeypatch.setattr(worker.sys, "argv", ["worker", str(job.folder)])
+    job.write()
     with pytest.raises(SystemExit) as ended:
         worker.main()
-    assert ended.value.code == 12
+    return ended.value.code
+
+
+def test_a_job_that_finds_the_gpu_full_beside_others_is_resumed_with_one_less_at_once(jobs, programs, tmp_path, capsys):
+    full, *others = jobs
+    full.finish({"figures": {"rsum": 7.0}})
+    (full.folder / "result.json").rename(tmp_path / "kept.json")
+    programs[full.folder] = (  # the second time it writes a result
+        f"import os, pathlib; tried = pathlib.Path({str(tmp_path / 'tried')!r})\n"
+        f"if tried.exists(): os.rename({str(tmp_path / 'kept.json')!r}, {str(full.folder / 'result.json')!r})\n"
+        "else: tried.touch(); os._exit(12)"
+    )
+    programs |= {job.folder: "import time; time.sleep(0.5)" for job in others}
+    outcomes = run(jobs, at_once=3)
+    assert outcomes[0].result["figures"]["rsum"] == 7.0
+    seeds, alive = zip(*programs["started"], strict=True)
+    assert seeds == (0, 1, 2, 0, 3)
+    assert max(alive[:3]) == 3
+    assert max(alive[3:]) == 2
+    assert "memory was full; it is resumed, with --jobs 2" in capsys.readouterr().out
 
 
 def test_an_ensemble_waits_for_its_members_and_is_lost_with_them(jobs, programs, tmp_path):

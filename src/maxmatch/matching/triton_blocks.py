@@ -187,12 +187,7 @@ def shared_half(r0, r1, r2, r3, upper, AXIS: tl.constexpr):
 
     Each tries the 35 halves with column 0 for itself, and has the other take the rest.
     """
-    return _shared_best(half(r0, r1, r2, r3), upper, AXIS)
-
-
-@triton.jit
-def _shared_best(best, upper, AXIS: tl.constexpr):
-    """best: the totals of the own rows on all 70 halves."""
+    best = half(r0, r1, r2, r3)
     total = best[0] + _across(best[_OTHER_HALF[0]], AXIS)
     chosen = tl.full(total.shape, _HALF_MASK[0], tl.int32)
     for s in tl.static_range(1, 35):
@@ -203,74 +198,3 @@ def _shared_best(best, upper, AXIS: tl.constexpr):
     theirs, left = _across(total, AXIS), _across(chosen, AXIS) ^ 255
     # Of equal totals both must take the same.
     return tl.where((total > theirs) | (upper & (total == theirs)), chosen, left)
-
-
-@triton.jit
-def _size_of_rows(r0, r1, r2, r3, AXIS: tl.constexpr):
-    """The largest |c| of a block."""
-    size = tl.abs(r0[0])
-    for column in tl.static_range(8):
-        size = tl.maximum(size, tl.abs(r0[column]))
-        size = tl.maximum(size, tl.abs(r1[column]))
-        size = tl.maximum(size, tl.abs(r2[column]))
-        size = tl.maximum(size, tl.abs(r3[column]))
-    return tl.maximum(size, _across(size, AXIS))
-
-
-@triton.jit
-def _times(row, scale):
-    """As integers."""
-    fixed = ()
-    for column in tl.static_range(8):
-        fixed = fixed + ((row[column] * scale).to(tl.int32),)  # noqa: RUF005
-    return fixed
-
-
-@triton.jit
-def fixed_half(r0, r1, r2, r3, upper, AXIS: tl.constexpr):
-    """`shared_half` with integers, which Hopper adds and compares at once. They are as fine as the largest cosine of
-    the block allows: 2^-27 of it, where totals in float32 are rounded to 2^-22.
-    """
-    exponent = _size_of_rows(r0, r1, r2, r3, AXIS).to(tl.int32, bitcast=True) & (255 << 23)
-    exponent = tl.maximum(exponent, 64 << 23)  # of zeros
-    scale = ((254 << 23) - exponent).to(tl.float32, bitcast=True) * (1 << 26)  # eight of them are below 2^30
-    best = half(_times(r0, scale), _times(r1, scale), _times(r2, scale), _times(r3, scale))
-    return _shared_best(best, upper, AXIS)
-
-
-@triton.jit
-def _plus(row, size):
-    positive = ()
-    for column in tl.static_range(8):
-        positive = positive + (row[column] + size,)  # noqa: RUF005
-    return positive
-
-
-@triton.jit
-def _larger_bits(x, y):
-    """Of two floats that are not negative: as integers they have the same order."""
-    return tl.maximum(x.to(tl.int32, bitcast=True), y.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _add_positive(row, best, COLUMNS: tl.constexpr, RESTS: tl.constexpr, SIZE: tl.constexpr, COUNT: tl.constexpr):
-    more = ()
-    for s in tl.static_range(COUNT):
-        value = row[COLUMNS[s * SIZE]] + best[RESTS[s * SIZE]]
-        for move in tl.static_range(1, SIZE):
-            value = _larger_bits(value, row[COLUMNS[s * SIZE + move]] + best[RESTS[s * SIZE + move]])
-        more = more + (value,)  # noqa: RUF005
-    return more
-
-
-@triton.jit
-def positive_half(r0, r1, r2, r3, upper, AXIS: tl.constexpr):
-    """`shared_half` of cosines that are made positive, so that they can be compared as integers: of these Hopper takes
-    the largest of three at once.
-    """
-    size = _size_of_rows(r0, r1, r2, r3, AXIS)
-    r0, r1, r2, r3 = _plus(r0, size), _plus(r1, size), _plus(r2, size), _plus(r3, size)
-    best = _add_positive(r2, r3, _COLUMN_2, _REST_2, 2, 28)
-    best = _add_positive(r1, best, _COLUMN_3, _REST_3, 3, 56)
-    best = _add_positive(r0, best, _COLUMN_4, _REST_4, 4, 70)
-    return _shared_best(best, upper, AXIS)

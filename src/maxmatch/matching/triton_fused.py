@@ -23,8 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from maxmatch.matching.triton_blocks import fixed_half, four, four_of_eight, positive_half, shared_half, sum_exp
-from maxmatch.matching.triton_launch import Launch
+from maxmatch.matching.triton_blocks import four, four_of_eight, shared_half, sum_exp
 
 _COLUMNS = 128  # of a tile
 
@@ -41,8 +40,6 @@ class Cut(NamedTuple):
     """By how much the second half of the programs begins later, in steps of four cycles: more than matching a tile
     takes, and less than multiplying it. Two programs of one multiprocessor that multiply at the same time also match at
     the same time, and stay in step."""
-    totals: int = 0
-    """How those of eight vectors are added up. 0: in float32; 1: as integers; 2: as positive float32."""
 
 
 CUTS = {4: Cut(256, 8, 3, 1), 8: Cut(128, 4, 3, 2, 2000)}
@@ -143,7 +140,7 @@ def _tile_matched(products, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _score_of_eight(x, TOTALS: tl.constexpr):
+def _score_of_eight(x):
     """Σ exp of some pairs (i, i, half of the image's slots, j, slot bits of both)."""
     t0, t1, t2, t3, t4, t5, t6, t7 = _split_8(x)
     c00, c10, c20, c30 = split_4(t0)
@@ -159,18 +156,13 @@ def _score_of_eight(x, TOTALS: tl.constexpr):
     r2 = (c20, c21, c22, c23, c24, c25, c26, c27)
     r3 = (c30, c31, c32, c33, c34, c35, c36, c37)
     upper = tl.broadcast_to(tl.arange(0, 2)[None, None, :, None] == 0, c00.shape)
-    if TOTALS == 0:
-        mask = shared_half(r0, r1, r2, r3, upper, 2)
-    elif TOTALS == 1:
-        mask = fixed_half(r0, r1, r2, r3, upper, 2)
-    else:
-        mask = positive_half(r0, r1, r2, r3, upper, 2)
+    mask = shared_half(r0, r1, r2, r3, upper, 2)
     f0, f1, f2, f3 = four_of_eight(r0, r1, r2, r3, mask, True)
     return tl.sum(sum_exp(f0, f1, f2, f3), 2)
 
 
 @triton.jit
-def _tile_scores(products, SIZE: tl.constexpr, ROWS: tl.constexpr, TOTALS: tl.constexpr):
+def _tile_scores(products, SIZE: tl.constexpr, ROWS: tl.constexpr):
     """ROWS × 128 cosines in the order of the tiles -> scores (ROWS / SIZE, 128 / SIZE)."""
     if SIZE == 4:
         c0, c1, c2, c3 = _tile_matched(products, ROWS)
@@ -180,8 +172,7 @@ def _tile_scores(products, SIZE: tl.constexpr, ROWS: tl.constexpr, TOTALS: tl.co
         x = tl.reshape(products, (2, ROWS // 32, 2, 4, 2, 2, 2, 2, 2, 4, 2))
         x = tl.permute(x, (1, 3, 4, 9, 0, 2, 6, 7, 10, 5, 8))  # (i, i, s₂, j, s₁, s₀, t₂, t₁, t₀, j, j)
         q0, q1, q2, q3 = split_4(x)
-        q0, q1 = _score_of_eight(q0, TOTALS), _score_of_eight(q1, TOTALS)
-        q2, q3 = _score_of_eight(q2, TOTALS), _score_of_eight(q3, TOTALS)
+        q0, q1, q2, q3 = _score_of_eight(q0), _score_of_eight(q1), _score_of_eight(q2), _score_of_eight(q3)
         total = tl.permute(tl.join(tl.join(q0, q2), tl.join(q1, q3)), (0, 1, 3, 4, 2))
     return tl.reshape(total, (ROWS // SIZE, 128 // SIZE)) * (1 / SIZE) - 1.0
 
@@ -196,12 +187,11 @@ def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _write(scores, products, i, j, n_rows, n_columns, stride, SIZE: tl.constexpr, ROWS: tl.constexpr,
-           TOTALS: tl.constexpr):  # fmt: skip
+def _write(scores, products, i, j, n_rows, n_columns, stride, SIZE: tl.constexpr, ROWS: tl.constexpr):
     image = i * (ROWS // SIZE) + tl.arange(0, ROWS // SIZE)[:, None]
     caption = j * (128 // SIZE) + tl.arange(0, 128 // SIZE)[None, :]
     inside = (image < n_rows) & (caption < n_columns)
-    tl.store(scores + image.to(tl.int64) * stride + caption, _tile_scores(products, SIZE, ROWS, TOTALS), mask=inside)
+    tl.store(scores + image.to(tl.int64) * stride + caption, _tile_scores(products, SIZE, ROWS), mask=inside)
 
 
 @triton.jit
@@ -215,7 +205,7 @@ def _late(program, delay, number):
 
 @triton.jit
 def _fused(rows, columns, scores, n_rows, n_columns, stride, delay, SIZE: tl.constexpr, D: tl.constexpr,
-           ROWS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, TOTALS: tl.constexpr):  # fmt: skip
+           ROWS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(n_rows, ROWS // SIZE), tl.cdiv(n_columns, 128 // SIZE)
     programs = tl.num_programs(0)
     start = tl.program_id(0)
@@ -227,7 +217,7 @@ def _fused(rows, columns, scores, n_rows, n_columns, stride, delay, SIZE: tl.con
             x = rows.load([i * ROWS, k])
             y = columns.load([j * 128, k])
             products = tl.dot(x, y.T, products)
-        _write(scores, products, i, j, n_rows, n_columns, stride, SIZE, ROWS, TOTALS)
+        _write(scores, products, i, j, n_rows, n_columns, stride, SIZE, ROWS)
 
 
 @triton.jit
@@ -250,12 +240,10 @@ def _fused_in_place(rows, columns, scores, n_rows, n_columns, stride, width, SIZ
         x = _vectors(rows, image, image_slot, d, n_rows, width, SIZE, EVEN)
         y = _vectors(columns, caption, caption_slot, d, n_columns, width, SIZE, EVEN)
         products = tl.dot(x, tl.trans(y), products)
-    _write(scores, products, i, j, n_rows, n_columns, stride, SIZE, ROWS, 0)
+    _write(scores, products, i, j, n_rows, n_columns, stride, SIZE, ROWS)
 
 
 # --- launches -------------------------------------------------------------------------------------------------------
-
-_pack_again = Launch(_pack)
 
 
 @cache
@@ -291,12 +279,11 @@ def _packed(sets: Tensor, rows: int) -> Packed:
     if _device(sets.device)[0] < (9, 0):
         return unpacked(sets)
     tile = rows or _COLUMNS
-    places = -(-count * size // tile) * tile
-    packed = sets.new_empty(places, width)
+    packed = sets.new_empty(triton.cdiv(count * size, tile) * tile, width)
     watched = torch.zeros((), device=sets.device)
-    _pack_again(
-        (places // 16,), (sets.contiguous(), packed, watched), (count,),
-        SIZE=size, D=width, ROWS=rows, BLOCK=256, num_warps=4, enable_fp_fusion=True,
+    _pack[(len(packed) // 16,)](
+        sets.contiguous(), packed, watched, count, SIZE=size, D=width, ROWS=rows, BLOCK=256, num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return Packed(packed, watched, size)
 
@@ -310,8 +297,7 @@ def fused_scores(rows: Packed, columns: Packed, scores: Tensor, cut: Cut | None 
     """Write the maxmatch scores (B, C) of packed sets; a number that is not finite where a vector is not."""
     in_place, width = rows.vectors.ndim == 3, rows.vectors.shape[-1]
     cut = cut or (CUTS_IN_PLACE if in_place else CUTS)[rows.size]
-    height, breadth = cut.rows // rows.size, _COLUMNS // rows.size
-    tiles = -(-scores.shape[0] // height) * -(-scores.shape[1] // breadth)
+    tiles = triton.cdiv(len(scores), cut.rows // rows.size) * triton.cdiv(scores.shape[1], _COLUMNS // rows.size)
     step = (64 if in_place else 128) // rows.vectors.element_size()
     sizes = {"SIZE": rows.size, "ROWS": cut.rows, "STEP": step, "GROUP": 8}
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "enable_fp_fusion": True}
@@ -325,6 +311,6 @@ def fused_scores(rows: Packed, columns: Packed, scores: Tensor, cut: Cut | None 
         _fused[(programs,)](
             TensorDescriptor.from_tensor(rows.vectors, [cut.rows, step]),
             TensorDescriptor.from_tensor(columns.vectors, [_COLUMNS, step]),
-            scores, *scores.shape, scores.stride(0), cut.delay, D=width, **sizes, TOTALS=cut.totals, **options,
+            scores, *scores.shape, scores.stride(0), cut.delay, D=width, **sizes, **options,
         )  # fmt: skip
     return rows.watched + columns.watched

@@ -408,7 +408,7 @@ def run_jobs(
             advance(1)
 
         try:
-            return sweep(work, at_once, device, report)
+            return sweep(work, at_once, device, report, say)
         except KeyboardInterrupt:
             say(f"{out}: interrupted; all models at work are saved. Resume with the same command.")
             raise

@@ -39,6 +39,7 @@ _REASON = "maxmatch: "  # before the reason of a failure, in the log
 _LOOK_EVERY = 0.1  # seconds
 _APART = 8.0  # seconds
 _STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
+_FULL = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 _NO_MEMORY = 12  # exit code of a process that found the GPU full, as errno's ENOMEM
 
 
@@ -59,14 +60,17 @@ NOT_YET = "not trained yet"
 ReportJob = Callable[[Job, Outcome], object]
 
 
-def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJob) -> dict[Path, Outcome]:
+def sweep(
+    jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJob, say: Say = print
+) -> dict[Path, Outcome]:
     """Run all jobs, in their order; an ensemble when its members are done. The outcome of each, by folder.
 
     A job with a result is not done again. report is called for each job as it ends. When interrupted, all processes
     save their states and end; the next call resumes them. at_once: 0 to do nothing, and tell what is done.
 
     On a GPU jobs begin some seconds apart. Equal ones that begin together also end together, and the GPU waits while
-    the next ones read their data.
+    the next ones read their data. A job that finds the memory full beside others is resumed later, and from then on
+    one less runs at once.
     """
     outcomes: dict[Path, Outcome] = {}
 
@@ -100,7 +104,12 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
                 if process.poll() is not None:
                     _stop([process])
                     del running[job.folder]
-                    note(job, _outcome(job, process.returncode))
+                    if process.returncode == _NO_MEMORY and running:
+                        waiting.insert(0, job)
+                        at_once = len(running)
+                        say(f"{job.folder.name}: the GPU's memory was full; it is resumed, with --jobs {at_once}")
+                    else:
+                        note(job, _outcome(job, process.returncode))
             if running or waiting:
                 time.sleep(_LOOK_EVERY)
     finally:
@@ -302,6 +311,16 @@ def end_with_the_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def memory_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it followed from, says that a GPU's memory is full. What follows may say something
+    else: a recording that is cut short, for example, that a stream has unjoined work.
+    """
+    if error is None:
+        return False
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL)
+    return said or isinstance(error, torch.OutOfMemoryError) or memory_full(error.__cause__ or error.__context__)
+
+
 def main() -> None:
     """The process. The last line it prints is why it failed."""
     folder, *device = sys.argv[1:]
@@ -311,11 +330,10 @@ def main() -> None:
             work(read_job(Path(folder)), device[0] if device else None)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except torch.OutOfMemoryError as error:  # of the others' doing as much as of its own
-        traceback.print_exc()
-        raise SystemExit(_NO_MEMORY) from error
     except Exception as error:
         traceback.print_exc()
+        if memory_full(error):  # of the others' doing as much as of its own
+            raise SystemExit(_NO_MEMORY) from error
         text = str(error).strip()
         named = isinstance(error, ValueError | OSError) and text
         print(f"{_REASON}{text if named else f'{type(error).__name__}: {text}'}", file=sys.stderr)
