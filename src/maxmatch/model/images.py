@@ -1,5 +1,6 @@
 """Pictures: from a file, bytes, a PIL image or an array to normalised pixels. Every error names the picture."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ Channels = tuple[float, float, float]
 
 MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
-DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
+DRAFT = 1.5  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
 _LARGE = 2  # times the wanted size: where resizing takes long
 _LONGEST = 8.0  # as wide as high, or as high as wide, a picture is shown
 _VERY_LONG = 100  # as long as wide: of longer pictures only the middle is resized, before it is cropped
@@ -80,7 +81,7 @@ class ImageTransform:
         return value_table(self.mean, self.std)
 
     def _eight_bits(self, source: Source) -> UInt8[np.ndarray, "{self.size} {self.size} 3"]:
-        image = load_image(source, at_least=self.kept_side)
+        image = load_image(source, at_least=self._needed)
         large = self.resize == "squash" and min(image.size) >= _LARGE * self.size
         return shrunk(image, self.size) if large else np.asarray(self._resized(image))
 
@@ -90,14 +91,14 @@ class ImageTransform:
 
     def seen(self, source: Source) -> Image.Image:
         """The part of the picture that the model sees, in the size that it sees."""
-        return self._resized(load_image(source, at_least=self.kept_side))
+        return self._resized(load_image(source, at_least=self._needed))
 
     def _resized(self, image: Image.Image) -> Image.Image:
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self.box(image.width, image.height))
 
     def unsquashed(self, source: Source) -> Image.Image:
         """What `seen` gives, but in its own proportions, for people to look at: as many pixels, at most 8:1."""
-        image = load_image(source, at_least=self.kept_side)
+        image = load_image(source, at_least=self._needed)
         left, top, right, bottom = box = self.box(image.width, image.height)
         stretch = min(max((right - left) / (bottom - top), 1 / _LONGEST), _LONGEST) ** 0.5
         size = round(self.size * stretch), round(self.size / stretch)
@@ -107,6 +108,11 @@ class ImageTransform:
     def kept_side(self) -> int:
         """The length of the short side before the middle is cropped."""
         return round(self.size / _CROP)
+
+    @property
+    def _needed(self) -> int:
+        """How long the short side of a decoded picture must be."""
+        return self.size if self.resize == "squash" else self.kept_side
 
     def square(self, source: Source) -> Image.Image:
         """The largest square in the middle of the picture, or all of it squashed, `kept_side` pixels long."""
@@ -215,7 +221,7 @@ def load_image(
             if image.width * image.height > max_pixels:
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
             if at_least is not None and image is not source:
-                image.draft(None, (at_least * DRAFT, at_least * DRAFT))
+                image.draft(None, (math.ceil(at_least * DRAFT), math.ceil(at_least * DRAFT)))
             picture = _rgb(image if at_most is None else _reduced(image, at_most))
             turn = _UPRIGHT.get(_orientation(image))  # after decoding, by which Pillow turns a TIFF itself
             colours = image.info.get("icc_profile")
