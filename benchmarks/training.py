@@ -211,8 +211,8 @@ def _check_recording(recipe: Recipe, split: Split, device: str, epoch: int) -> N
 
 
 def _check_kernels(recipe: Recipe, split: Split, device: str, epoch: int) -> None:
-    """Check that six steps without dropout have the losses of the lines in torch, of which the kernels are made. Where a
-    CNN learns too, one step: its BatchNorm makes much of the smallest difference in the next ones.
+    """Check that six steps without dropout have the losses of the lines in torch, of which the kernels are made.
+    Where a CNN learns too, one step: its BatchNorm makes much of the smallest difference in the next ones.
     """
     losses, steps = [], 1 if _sees_pixels(recipe) else 6
     for kernels in (True, False):
