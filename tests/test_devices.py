@@ -108,7 +108,7 @@ def test_every_module_that_loads_torch_first_calls_its_functions_in_one_thread(m
     loaded_by_others = {
         "maxmatch.matching.numba_backend", "maxmatch.matching.triton_backend", "maxmatch.matching.triton_blocks",
         "maxmatch.matching.triton_fused", "maxmatch.matching.triton_scan", "maxmatch.matching.triton_tiles",
-        "maxmatch.matching.trained",
+        "maxmatch.matching.triton_launch", "maxmatch.matching.trained",
         "maxmatch.model.layers.triton_attention", "maxmatch.model.layers.triton_gru",
         "maxmatch.model.layers.triton_norm", "maxmatch.model.layers.triton_slots", "maxmatch.losses.triton_mmd",
     }  # fmt: skip

@@ -180,8 +180,9 @@ finally:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_process_outlives_the_one_that_asked(how, files):
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, files)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+        [sys.executable, "-c", PROGRAM, *map(str, files)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
+    )  # fmt: skip
     server = int(program.stdout.readline())
     pids = [server, *children(server)]
     assert len(pids) == 4
