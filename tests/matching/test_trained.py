@@ -1,6 +1,7 @@
 """`maxmatch` with its gradient as one function, as on a GPU; operation by operation it is the reference."""
 
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -92,6 +93,20 @@ def test_the_gradient_has_a_gradient() -> None:
         return torch.autograd.grad(sum((one**2).sum() for one in first), (a, b))
 
     assert_close(second(maxmatch), second(plain))
+
+
+@pytest.mark.parametrize("made", [lambda a: a, lambda a: -a.flip(2)])
+def test_the_gradient_of_sets_made_from_each_other_has_a_gradient(made: Callable[[Tensor], Tensor]) -> None:
+    a, _ = pair(10)
+
+    def both(function: object) -> tuple[Tensor, Tensor]:
+        scores = function(a, made(a))  # type: ignore[operator]
+        (first,) = torch.autograd.grad(
+            (scores * torch.arange(scores.numel()).view_as(scores)).sum(), a, create_graph=True
+        )
+        return first, torch.autograd.grad((first**2).sum(), a)[0]
+
+    assert_close(both(maxmatch), both(plain))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, where it loads forward mode

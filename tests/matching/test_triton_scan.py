@@ -144,8 +144,10 @@ def test_a_vector_is_a_scale_times_integers_of_which_the_largest_is_127() -> Non
     np.testing.assert_allclose(scales.numpy(), largest[..., 0], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("queries", "way"), [(3, None), (18, Cut(16, 16, 4, 2)), (40, HELD), (70, STREAMED)])
-@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "way", "some"),
+    [(3, None, True), (3, None, False), (18, Cut(16, 16, 4, 2), True), (40, HELD, True), (70, STREAMED, False)],
+)
 def test_hits_of_integers_are_the_largest_scores_of_what_they_stand_for(
     queries: int, way: Cut | Tiles | None, some: bool
 ) -> None:

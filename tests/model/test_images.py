@@ -171,6 +171,18 @@ def test_broken_exif_does_not_matter():
     assert load_image(data).size == (48, 32)
 
 
+@pytest.mark.parametrize(("resize", "decoded"), [("squash", (63, 47)), ("crop", (125, 94))])
+def test_a_model_sees_a_large_jpeg_decoded_at_one_and_a_half_times_its_size_or_more(resize, decoded):
+    transform = ImageTransform(28, resize, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    data = encoded(Image.fromarray(photo(500, 375)), "JPEG", quality=95)
+    needed = 42 if resize == "squash" else 48  # 1.5 × 28, and × 32, of which the middle is kept
+    small = load_image(data, at_least=needed)
+    assert small.size == decoded
+    assert np.array_equal(np.asarray(transform.seen(data)), np.asarray(transform.seen(small)))
+    whole = np.asarray(transform.seen(load_image(data)))
+    assert np.abs(np.asarray(transform.seen(data)).astype(int) - whole).mean() < 2
+
+
 def test_a_large_jpeg_is_decoded_small_and_still_looks_the_same():
     large = Image.fromarray(photo(1600, 1200))
     data = encoded(large, "JPEG", quality=95)

@@ -27,7 +27,7 @@ def by_kernels(gru, words, every):
     return gru_states(gru.weight_hh_l0[None], bias[None], LENGTHS, [gates[None]], every)
 
 
-@pytest.mark.parametrize("hidden", [12, 300])
+@pytest.mark.parametrize("hidden", [12, 260])  # in one program, in two
 @pytest.mark.parametrize("every", [False, True])
 def test_states_and_gradients_are_those_of_torchs_gru(hidden, every):
     gru, words = one_direction(hidden=hidden)
@@ -43,6 +43,15 @@ def test_states_and_gradients_are_those_of_torchs_gru(hidden, every):
     gradients = [torch.autograd.grad((made * arriving).sum(), inputs, retain_graph=True) for made in (expected, ours)]
     for wanted, found in zip(*gradients, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_that_arrives_is_left_as_it_is():
+    gru, words = one_direction()
+    last = by_kernels(gru, words, every=False)
+    arriving = torch.randn_like(last)
+    kept = arriving.clone()
+    torch.autograd.grad(last, words, arriving)
+    assert torch.equal(arriving, kept)
 
 
 def test_after_its_last_word_an_item_keeps_its_state():
@@ -119,8 +128,11 @@ def test_texts_in_parts_have_the_features_and_gradients_that_they_have_alone(dir
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_without_the_kernels_parts_are_read_one_by_one():
+@pytest.mark.parametrize("widths", [(2, 4), (3, 3)])
+def test_without_the_kernels_and_where_none_is_longer_parts_are_read_one_by_one(widths, monkeypatch):
+    if widths[0] == widths[1]:
+        monkeypatch.setattr(language, "_gru_kernels", lambda words: triton_gru)
     encoder = GRUEncoder(9, word_width=6, width=8).eval()
-    parts = [(torch.ones(2, width, dtype=torch.long), torch.ones(2, width, dtype=torch.bool)) for width in (2, 4)]
+    parts = [(torch.ones(2, width, dtype=torch.long), torch.ones(2, width, dtype=torch.bool)) for width in widths]
     for one, part in zip(encoder.of_parts(*parts), parts, strict=True):
         assert torch.equal(one.pooled, encoder(*part).pooled)

@@ -244,6 +244,7 @@ def test_one_that_fails_tells_why_and_does_not_stop_the_others(jobs, programs, t
     [
         torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
@@ -275,23 +276,46 @@ def process_ends(job, work, monkeypatch) -> int:
     return ended.value.code
 
 
-def test_a_job_that_finds_the_gpu_full_beside_others_is_resumed_with_one_less_at_once(jobs, programs, tmp_path, capsys):
-    full, *others = jobs
-    full.finish({"figures": {"rsum": 7.0}})
-    (full.folder / "result.json").rename(tmp_path / "kept.json")
-    programs[full.folder] = (  # the second time it writes a result
-        f"import os, pathlib; tried = pathlib.Path({str(tmp_path / 'tried')!r})\n"
-        f"if tried.exists(): os.rename({str(tmp_path / 'kept.json')!r}, {str(full.folder / 'result.json')!r})\n"
+def full_at_first(job, kept) -> str:
+    """A program that finds the GPU full the first time, and writes a result the second."""
+    job.finish({"figures": {"rsum": float(job.recipes[-1].seed)}})
+    result, kept, tried = (
+        job.folder / "result.json",
+        kept / f"{job.folder.name}.json",
+        kept / f"{job.folder.name}.tried",
+    )
+    result.rename(kept)
+    return (
+        f"import os, pathlib, time; tried = pathlib.Path({str(tried)!r}); time.sleep(0.2)\n"
+        f"if tried.exists(): os.rename({str(kept)!r}, {str(result)!r})\n"
         "else: tried.touch(); os._exit(12)"
     )
-    programs |= {job.folder: "import time; time.sleep(0.5)" for job in others}
-    outcomes = run(jobs, at_once=3)
-    assert outcomes[0].result["figures"]["rsum"] == 7.0
+
+
+def test_a_job_that_finds_the_gpu_full_beside_others_is_resumed_with_one_less_at_once(jobs, programs, tmp_path, capsys):
+    full, *others = jobs
+    programs |= {job.folder: "import time; time.sleep(0.6)" for job in others}
+    programs[full.folder] = full_at_first(full, tmp_path)
+    assert run(jobs, at_once=3)[0].result["figures"]["rsum"] == 0.0
     seeds, alive = zip(*programs["started"], strict=True)
     assert seeds == (0, 1, 2, 0, 3)
     assert max(alive[:3]) == 3
     assert max(alive[3:]) == 2
     assert "memory was full; it is resumed, with --jobs 2" in capsys.readouterr().out
+
+
+def test_all_jobs_that_find_the_gpu_full_together_are_resumed(jobs, programs, tmp_path):
+    programs |= {job.folder: full_at_first(job, tmp_path) for job in jobs}
+    assert [outcome.result["figures"]["rsum"] for outcome in run(jobs, at_once=4)] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_job_too_large_for_the_gpu_fails_and_the_others_run_at_once_again(jobs, programs):
+    large, *others = jobs
+    programs |= {job.folder: "import time; time.sleep(0.6)" for job in others}
+    programs[large.folder] = "import time; time.sleep(0.2); raise SystemExit(12)"
+    outcome = run(jobs, at_once=2)[0]
+    assert outcome.failure.startswith("the GPU's memory was full: try fewer --jobs")
+    assert programs["started"] == [(0, 1), (1, 2), (0, 1), (2, 1), (3, 2)]
 
 
 def test_an_ensemble_waits_for_its_members_and_is_lost_with_them(jobs, programs, tmp_path):

@@ -61,7 +61,7 @@ def show(path: Path, way: Way) -> str:
     from maxmatch.model.images import ImageError, load_image
 
     try:
-        picture = load_image(path, at_least=_ROWS * _CELL[1] // 2)
+        picture = load_image(path, at_least=_ROWS * _CELL[1])
     except (OSError, ImageError):
         return ""
     scale = min(_COLUMNS / picture.width, 2 * _ROWS / picture.height)

@@ -291,7 +291,7 @@ class RandomCrop:
         `size` pixels of its own still: a picture decoded any smaller would be blown up again.
         """
         smallest = math.sqrt(self.scale[0] * min(self.ratio[0], 1 / self.ratio[1]))
-        return math.ceil(self.size / smallest / DRAFT)
+        return math.ceil(self.size / smallest)
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ class _Decoded(Dataset[tuple[Tensor, dict[int, str]]]):
             with suppress(OSError):  # what is not there is reported when it is read
                 found = os.stat(value)
                 files[-1] += [found.st_size, found.st_mtime_ns]
-        how = [self.side, self.look.__name__, repr(getattr(self.look, "__self__", None))]
+        how = [DRAFT, self.side, self.look.__name__, repr(getattr(self.look, "__self__", None))]
         return hashlib.sha256(json.dumps([how, files]).encode()).hexdigest()[:16]
 
 

@@ -31,7 +31,7 @@ class NearDuplicate(NamedTuple):
 
 def thumbnail(source: Source) -> Float[np.ndarray, " P"]:
     """The picture squashed to a small grey square, as a vector of mean 0 and length 1; zero if it is all one grey."""
-    small = load_image(source, at_least=SIDE).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    small = load_image(source, at_least=2 * SIDE).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     values = np.asarray(small, np.float32).reshape(-1)
     values = values - values.mean()
     length = float(np.linalg.norm(values))

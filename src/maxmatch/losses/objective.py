@@ -1,6 +1,7 @@
 """The training loss: a weighted sum of named terms (eqn:combined-loss). `LossTerms` is the table of them."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, get_type_hints
@@ -203,7 +204,8 @@ def objective(
         "slot_contrastive": (slot_con_weight, lambda: slot_contrastive(*vectors, positive, temperature)),
     }
     wanted = {name: term for name, (weight, term) in weighted.items() if weight}
-    with aside(*(tensor for side in (images, texts) for tensor in (side.vectors, side.residual, side.pooled))):
+    beside = [tensor for side in (images, texts) for tensor in (side.vectors, side.residual, side.pooled)]
+    with aside(*beside) if wanted.keys() & set(_OF_SETS) else nullcontext():
         of_sets = {name: term() for name, term in wanted.items() if name in _OF_SETS}
     of_scores = {name: term() for name, term in wanted.items() if name not in _OF_SETS}
     join(scores.device)

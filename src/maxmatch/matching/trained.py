@@ -62,6 +62,7 @@ class _Trained(torch.autograd.Function):
         a, b = ctx.saved_tensors
         of_a, of_b, _, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # the gradient is to be differentiated in turn
+            a, b = a.view_as(a), b.view_as(b)  # of these alone, even if one of them was made from the other
             inputs = [sets for sets, needed in ((a, of_a), (b, of_b)) if needed]
             found = iter(torch.autograd.grad(ctx.plain(a, b), inputs, grad, create_graph=True))
             return next(found) if of_a else None, next(found) if of_b else None, None, None

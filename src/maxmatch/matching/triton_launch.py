@@ -33,7 +33,8 @@ class Launch:
         # All that a version of the kernel depends on, and more. Of addresses: whether they are multiples of 16.
         key = (
             torch.cuda.current_device(), grid, numbers, *constants.items(),
-            *[tensor.dtype for tensor in tensors], *[place & 15 for place in places],
+            *[tensor.dtype for tensor in tensors], *[tensor.is_cuda for tensor in tensors],
+            *[place & 15 for place in places],
         )  # fmt: skip
         known = self._known.get(key)
         if known is not None:

@@ -23,7 +23,7 @@ Channels = tuple[float, float, float]
 
 MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
-DRAFT = 1.5  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
+DRAFT = 1.5  # a JPEG for a model is decoded at no less than this many times its size, so that resizing still averages
 _LARGE = 2  # times the wanted size: where resizing takes long
 _LONGEST = 8.0  # as wide as high, or as high as wide, a picture is shown
 _VERY_LONG = 100  # as long as wide: of longer pictures only the middle is resized, before it is cropped
@@ -112,11 +112,11 @@ class ImageTransform:
     @property
     def _needed(self) -> int:
         """How long the short side of a decoded picture must be."""
-        return self.size if self.resize == "squash" else self.kept_side
+        return math.ceil(DRAFT * (self.size if self.resize == "squash" else self.kept_side))
 
     def square(self, source: Source) -> Image.Image:
         """The largest square in the middle of the picture, or all of it squashed, `kept_side` pixels long."""
-        image = load_image(source, at_least=self.kept_side)
+        image = load_image(source, at_least=math.ceil(DRAFT * self.kept_side))
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
         box = (0, 0, *image.size) if self.resize == "squash" else (left, top, left + side, top + side)
@@ -208,8 +208,8 @@ def load_image(
 ) -> Image.Image:
     """The picture, upright and in RGB, transparent pixels white.
 
-    at_least: the short side that will be needed. A larger JPEG is decoded at a half, a quarter or an eighth of its
-    size, with a short side of no less than `DRAFT` times `at_least`. A picture of more than `max_pixels` is refused
+    at_least: the short side that will be needed, with room for resizing. A larger JPEG is decoded at a half, a quarter
+    or an eighth of its size, if that is left. A picture of more than `max_pixels` is refused
     before it is decoded. at_most: the longest side that will be needed. A much larger picture is made smaller before
     its colours are converted, which saves memory.
     """
@@ -221,7 +221,7 @@ def load_image(
             if image.width * image.height > max_pixels:
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
             if at_least is not None and image is not source:
-                image.draft(None, (math.ceil(at_least * DRAFT), math.ceil(at_least * DRAFT)))
+                image.draft(None, (at_least, at_least))
             picture = _rgb(image if at_most is None else _reduced(image, at_most))
             turn = _UPRIGHT.get(_orientation(image))  # after decoding, by which Pillow turns a TIFF itself
             colours = image.info.get("icc_profile")

@@ -39,7 +39,7 @@ _REASON = "maxmatch: "  # before the reason of a failure, in the log
 _LOOK_EVERY = 0.1  # seconds
 _APART = 8.0  # seconds
 _STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
-_FULL = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+_FULL = ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "_STATUS_ALLOC_FAILED")
 _NO_MEMORY = 12  # exit code of a process that found the GPU full, as errno's ENOMEM
 
 
@@ -69,8 +69,8 @@ def sweep(
     save their states and end; the next call resumes them. at_once: 0 to do nothing, and tell what is done.
 
     On a GPU jobs begin some seconds apart. Equal ones that begin together also end together, and the GPU waits while
-    the next ones read their data. A job that finds the memory full beside others is resumed later, and from then on
-    one less runs at once.
+    the next ones read their data. A job that finds the memory full beside others is resumed, and no more run at once
+    than were left then; one that finds it full alone has failed.
     """
     outcomes: dict[Path, Outcome] = {}
 
@@ -79,6 +79,7 @@ def sweep(
         report(job, outcome)
 
     waiting, running = [], dict[Path, tuple[Job, subprocess.Popen[bytes]]]()
+    beside_others, asked = set[Path](), at_once
     for job in jobs:
         result = job.result()
         if result is None:
@@ -100,15 +101,20 @@ def sweep(
                     next_start = time.monotonic() + apart
                     waiting.remove(job)
                     running[job.folder] = job, start(job, device)
+                    if len(running) > 1:
+                        beside_others |= running.keys()
             for job, process in list(running.values()):
                 if process.poll() is not None:
                     _stop([process])
                     del running[job.folder]
-                    if process.returncode == _NO_MEMORY and running:
+                    full, shared = process.returncode == _NO_MEMORY, job.folder in beside_others
+                    beside_others.discard(job.folder)
+                    if full and shared:
                         waiting.insert(0, job)
-                        at_once = len(running)
+                        at_once = max(len(running), 1)
                         say(f"{job.folder.name}: the GPU's memory was full; it is resumed, with --jobs {at_once}")
                     else:
+                        at_once = asked if full else at_once  # it was not the others
                         note(job, _outcome(job, process.returncode))
             if running or waiting:
                 time.sleep(_LOOK_EVERY)

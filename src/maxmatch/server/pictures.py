@@ -65,7 +65,7 @@ class Thumbnails:
                 self._known.move_to_end(key)
                 return known
         with self._decoding:
-            made = webp(load_image(path, at_least=size), size)
+            made = webp(load_image(path, at_least=2 * size), size)
         with self._lock:
             if key not in self._known:
                 self._known[key] = made
@@ -232,7 +232,7 @@ def look_at(model: SetEncoder, source: Path | Image.Image, against: Callable[[],
     """The set of a picture, and where on it each slot looks. against: see `SetEncoder.look`."""
     reader = model.tower("image").reader
     assert isinstance(reader, PixelReader)
-    picture = load_image(source, at_least=LARGEST_SIDE // 2)
+    picture = load_image(source, at_least=LARGEST_SIDE)
     left, top, right, bottom = reader.transform.box(picture.width, picture.height)
     box = [left / picture.width, top / picture.height, right / picture.width, bottom / picture.height]
     return ModelView(model.look("image", picture, against), [round(side, _DIGITS) for side in box])

@@ -222,7 +222,7 @@ def picture_of(value: Any) -> Image.Image | None:
     if not (pixels or isinstance(value, Path | bytes | Image.Image)):
         return None
     try:
-        return load_image(value, at_least=2 * SIDE)
+        return load_image(value, at_least=4 * SIDE)
     except (ImageError, OSError):
         return None
 

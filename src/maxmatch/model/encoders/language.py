@@ -209,10 +209,10 @@ class GRUEncoder(nn.Module):
 
     def of_parts(self, *parts: tuple[Int[Tensor, "_ _"], Bool[Tensor, "_ _"]]) -> list[Features]:
         """The features of texts in parts of different lengths, the shorter ones first. On a GPU the first words of all
-        of them are read together.
+        of them are read together, if each part is longer than the one before.
         """
         lengths = [mask.shape[1] for _, mask in parts]
-        if self.local != "words" or _gru_kernels(self.words.weight) is None or lengths != sorted(lengths):
+        if self.local != "words" or _gru_kernels(self.words.weight) is None or lengths != sorted(set(lengths)):
             return [self(*part) for part in parts]
         words, masks = [self.dropout(self.vectors(ids)) for ids, _ in parts], [mask for _, mask in parts]
         last = self.dropout(self._joined(self._by_kernels(words, masks, every=False)))

@@ -150,9 +150,10 @@ class _States(torch.autograd.Function):
             directions, steps, items, gates = inputs.shape
             width, first, taken = gates // 3, len(length) - items, taken - steps
             shape = (directions, items, width)
-            arriving = gradient.new_zeros(shape, dtype=torch.float32) if ctx.every else gradient[:, first:].float()
+            arriving = gradient.new_zeros(shape, dtype=torch.float32)
+            if not ctx.every:
+                arriving = gradient[:, first:].to(torch.float32, copy=True)  # it is written to
             if direct is not None:  # what reaches these states from the steps that follow
-                arriving = arriving.clone()
                 arriving[:, -direct.shape[1] :] = direct + product.float()
             direct, product = arriving.contiguous(), inputs.new_empty(shape)
             to_inputs, to_states = torch.empty_like(inputs), torch.empty_like(inputs)
