@@ -187,6 +187,7 @@ def test_the_address_is_printed_once_ready_and_control_c_stops_it(tmp_path):
         assert "Traceback" not in server.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="only POSIX systems limit the files of a process")
 def test_more_half_open_connections_than_descriptors_keep_nobody_out(tmp_path):
     with served(tmp_path, "sh", "-c", 'ulimit -n 200; exec "$@"', "serve") as (_, server, address):

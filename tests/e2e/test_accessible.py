@@ -21,7 +21,11 @@ def findings(page):
 
 
 @pytest.mark.parametrize(
-    "more", [{"color_scheme": "light"}, {**PHONE, "color_scheme": "dark"}], ids=["desktop", "phone"]
+    "more",
+    [
+        pytest.param({"color_scheme": "light"}, id="desktop", marks=pytest.mark.slow),
+        pytest.param({**PHONE, "color_scheme": "dark"}, id="phone"),
+    ],
 )
 def test_axe_finds_nothing(open_page, more):
     page = open_page("/?q=a+dog+xqzzt", reduced_motion="reduce", **more)

@@ -209,7 +209,13 @@ def test_several_are_chosen_by_mouse_and_keyboard(open_page, gallery):
     expect(bar).to_contain_text(re.compile(r"(4[0-9]|5[0-9]) pictures selected"))
 
 
-@pytest.mark.parametrize("more", [{}, {**PHONE, "color_scheme": "dark"}], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="desktop", marks=pytest.mark.slow),
+        pytest.param({**PHONE, "color_scheme": "dark"}, id="phone"),
+    ],
+)
 def test_albums_and_searches_are_kept(open_page, gallery, more):
     page = open_page("/?q=a+dog", **more)
     name = "Rome on a phone" if more else "Rome"

@@ -194,7 +194,7 @@ def many(folder, tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("more", [(), ("--exact",), ("-k", "20000"), ("--where", "number < 3")])
+@pytest.mark.parametrize("more", [(), ("--exact",), ("-k", "20000", "--where", "number < 30000")])
 def test_a_search_in_an_index_never_loads_torch(more, many, folder):
     found, loaded = second_search("search", "a dog", many, "--model", folder, "--json", "--runtime", "onnx", *more)
     assert found

@@ -130,6 +130,7 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_many_idle_connections_leave_room_for_a_request(gallery, events, monkeypatch):
     monkeypatch.setattr(connections, "_MOST", 8)
     running = Running(app_of(gallery))
