@@ -200,6 +200,20 @@ def test_suggestions_while_typing_come_from_searches_albums_and_names(open_page)
     expect(page.locator(".chip")).to_contain_text("Roof garden")
 
 
+def test_who_types_before_the_page_knows_the_gallery_is_offered_suggestions_when_it_does(open_page):
+    page, waiting = open_page(reduced_motion="reduce"), []
+    page.route("**/gallery", lambda route: waiting.append(route))
+    page.reload(wait_until="domcontentloaded")
+    page.get_by_role("combobox", name="Search pictures").fill("garm")
+    offered = page.locator("#suggestions [role=option]:visible")
+    while not waiting:
+        page.wait_for_timeout(20)
+    expect(offered).to_have_count(0)
+    for request in waiting:
+        request.continue_()
+    expect(offered).to_have_text(["Garmin VIRBcamera"])
+
+
 def test_cameras_places_and_words_of_captions_are_suggested(open_page, gallery):
     page = open_page(reduced_motion="reduce")
     box = page.get_by_role("combobox", name="Search pictures")

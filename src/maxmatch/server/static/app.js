@@ -181,7 +181,7 @@ function noticed({ items, left, not_read: bad }) {
 const offer = () => api.gallery().then((gallery) => {
   known = gallery.total;
   filters.offer(gallery);
-  suggestions.known = gallery;
+  suggestions.know({ known: gallery });
   language = gallery.language;
   find("language").hidden = !language;
   find("language").textContent = `Write in ${language}`;

@@ -61,16 +61,25 @@ export function offers(typed, { words = [], cameras = [], places = [], vocabular
 export class Suggestions {
   /** choose(query, whole): search for it; whole: in place of everything. */
   constructor(input, list, choose) {
-    Object.assign(this, { input, list, choose, known: {}, saved: undefined, shown: [], active: -1 });
+    Object.assign(this, { input, list, choose, known: {}, saved: undefined, shown: [], active: -1, typing: false });
     input.addEventListener("focus", () => this.ask());
-    input.addEventListener("input", () => this.show());
+    input.addEventListener("input", () => {
+      this.typing = true;
+      this.show();
+    });
     input.addEventListener("blur", () => this.close());
     list.addEventListener("mousedown", (event) => event.preventDefault()); // the box keeps the focus
   }
 
   /** Albums and saved searches may have changed since. */
   ask() {
-    albums().then((saved) => (this.saved = saved), () => null);
+    albums().then((saved) => this.know({ saved }), () => null);
+  }
+
+  /** known: what there is in the gallery; saved: albums and searches. Who types faster than they arrive sees them then. */
+  know(more) {
+    Object.assign(this, more);
+    if (this.typing && this.active < 0) this.show();
   }
 
   show() {
@@ -83,6 +92,7 @@ export class Suggestions {
   }
 
   close() {
+    this.typing = false;
     this.shown = [];
     this.list.hidden = true;
     this.input.setAttribute("aria-expanded", "false");
