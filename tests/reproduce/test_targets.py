@@ -121,6 +121,8 @@ def test_every_target_is_called_by_its_name_and_by_the_papers_label():
     assert target_called("fig:qualitativei2t").name == "qualitative"
     with pytest.raises(ValueError, match=r"ablatoin.* 'ablation'"):
         target_called("ablatoin")
+    with pytest.raises(ValueError, match=r"nor a study\. Did you mean 'finalists'"):
+        target_called("finalist", ["finalists"])
 
 
 def test_every_recipe_of_every_target_ships_and_every_row_of_the_paper_is_shown():

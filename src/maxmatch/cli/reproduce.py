@@ -108,7 +108,7 @@ def reproduce(
     with usage_errors():
         for name in names:
             if not is_study(name):
-                target_called(name)
+                target_called(name, studies())
     if not data:
         raise typer.BadParameter("where is the data? --data PATH, or --data scenes to generate it.")
     from maxmatch import reproduce as reproducing

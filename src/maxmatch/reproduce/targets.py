@@ -165,16 +165,16 @@ def targets() -> dict[str, Target]:
     return {target.name: target for target in made}
 
 
-def target_called(name: str) -> Target:
-    """A target by its name, or by the paper's label."""
+def target_called(name: str, studies: Iterable[str] = ()) -> Target:
+    """A target by its name, or by the paper's label. studies: what else there is to name, for a message."""
     known = targets()
     by_label = {target.label: target for target in reversed(known.values())}
     by_label["fig:qualitativei2t"] = known["qualitative"]
     found = known.get(name) or by_label.get(name)
     if found is None:
-        near = get_close_matches(name, [*known, *by_label], n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
-        raise UsageError(f"{name}: not a table or figure of the paper. {advice}")
+        near = get_close_matches(name, [*known, *by_label, *studies], n=1)
+        advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join([*known, *studies])}."
+        raise UsageError(f"{name}: not a table or figure of the paper, nor a study. {advice}")
     return found
 
 
