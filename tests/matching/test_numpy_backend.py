@@ -10,7 +10,7 @@ from made_sets import unit_sets
 
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched
+from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched, product_in_this_thread
 
 sizes = st.integers(1, LARGEST)
 
@@ -63,3 +63,16 @@ def test_a_row_without_a_partner_has_the_cosine_zero():
     chosen = assign(cosines)
     assert chosen[:, 0].tolist() == [-1, 0, -1]
     assert matched(cosines, chosen)[:, 0].tolist() == [0.0, np.float32(0.7), 0.0]
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 3), (1, 1536, 255), (33, 300, 41), (70, 9000, 2), (2, 300_000, 1)])
+def test_a_product_in_pieces_is_the_product(shape):
+    rows, width, columns = shape
+    random = np.random.default_rng(0)
+    a, b = (
+        random.normal(size=(rows, width)).astype(np.float32),
+        random.normal(size=(columns, width)).astype(np.float32).T,
+    )
+    product = product_in_this_thread(a, b)
+    assert product.dtype == np.float32
+    np.testing.assert_allclose(product, a.astype(float) @ b.astype(float), atol=1e-4 * np.sqrt(width))

@@ -163,9 +163,23 @@ def test_so_it_is_in_every_kind_of_index(tmp_path, data, options, request):
 def test_few_more_than_are_wanted_are_read(index, data, by_keys_alone):
     flat = data[1].reshape(len(data[1]), -1).numpy()
     assert [len(each.ids) for each in index.engine.candidates(flat, 100, wanted=10)] == [25] * len(flat)
-    assert [len(each.ids) for each in index.engine.candidates(flat, 400, wanted=10)] == [100] * len(flat)
+    assert [len(each.ids) for each in index.engine.candidates(flat, 300, wanted=10)] == [50] * len(flat)
     assert [len(each.ids) for each in index.engine.candidates(flat, 12, wanted=10)] == [12] * len(flat)
     assert [len(each.ids) for each in index.engine.candidates(flat, 100)] == [100] * len(flat)
+
+
+def test_metadata_are_read_for_those_who_want_them(index, data, by_keys_alone, monkeypatch):
+    read, real = [], Nearest._taken
+
+    def taken(self, numbers, columns):
+        read.append("metadata" in columns)
+        return real(self, numbers, columns)
+
+    monkeypatch.setattr(Nearest, "_taken", taken)
+    found, hits = index.best(data[1], k=5), index.search(data[1], k=5)
+    assert read == [False, True]
+    assert [each.ids for each in found] == [[hit.id for hit in each] for each in hits]
+    assert all(hit.metadata["n"] == int(hit.id) for each in hits for hit in each)
 
 
 def test_with_little_effort_few_cells_are_looked_at(tmp_path, monkeypatch):
@@ -243,14 +257,14 @@ def test_rows_that_move_while_they_are_looked_for_are_looked_for_anew(index, dat
     index.search(data[1][:1])
     real = Nearest.among
 
-    def among(self, rows):
+    def among(self, rows, metadata):
         monkeypatch.setattr(Nearest, "among", real)
         with SetIndex.open(index.folder) as other:
             other.add(["x"], unit_sets(1, 4, 16, seed=8))
             other.remove(["x"])
             other.compact()
             other.engine.table.optimize()
-        return real(self, rows)
+        return real(self, rows, metadata)
 
     monkeypatch.setattr(Nearest, "among", among)
     _same(index.search(data[1], k=5, **ALL), truth)

@@ -12,6 +12,20 @@ LARGEST = 8
 """Vectors in a set up to which `assign` works: beyond, its table of subsets would be too large."""
 _TABLE_UP_TO = 4
 _NO_CERTAINTY = 1e-9  # of a Gaussian: below, its variance is no longer told apart
+_ONE_THREAD = 2**18  # multiplications: OpenBLAS shares out more among threads, which then spin for milliseconds
+_ROWS = 32
+
+
+def product_in_this_thread(a: Float[np.ndarray, "N W"], b: Float[np.ndarray, "W M"]) -> Float[np.ndarray, "N M"]:
+    """a @ b for few rows, in pieces for which OpenBLAS wakes no other thread."""
+    product = np.empty((len(a), b.shape[1]), np.result_type(a, b))
+    for start in range(0, len(a), _ROWS):
+        rows = slice(start, start + _ROWS)
+        step = max(1, _ONE_THREAD // max(1, a[rows].size))
+        for first in range(0, b.shape[1], step):
+            columns = slice(first, first + step)
+            np.matmul(a[rows], b[:, columns], out=product[rows, columns])
+    return product
 
 
 def cosine_planes(queries: Float[np.ndarray, "B K D"], items: Float[np.ndarray, "C L D"]) -> Float[np.ndarray, "K L P"]:

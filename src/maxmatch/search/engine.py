@@ -150,6 +150,7 @@ class Engine(Protocol):
         effort: float = 1,
         choose: Choose = None,
         wanted: int | None = None,
+        metadata: bool = True,
     ) -> list[Found] | None:
         """For each query (q, K·D), float32, about `count` items whose vectors have the largest inner products with it.
         None where scanning all items is as fast, whatever the queries: none at all asks just this.
@@ -158,7 +159,8 @@ class Engine(Protocol):
         filter is applied before the search, so that `count` items pass it. effort: 1 is what the engine does by
         default; twice the effort looks at about twice as much of its index and misses less. choose: an engine for which
         it is less work may return only those that are wanted. wanted: how many these are; an engine that estimates
-        closely, and has looked at `count` items, may return a few more than these. None: all are.
+        closely, and has looked at `count` items, may return a few more than these. None: all are. metadata: where they
+        are not asked for, an engine for which it is less work leaves them out.
         """
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:

@@ -152,6 +152,7 @@ class JoinedEngine:
         effort: float = 1,
         choose: Choose = None,
         wanted: int | None = None,
+        metadata: bool = True,
     ) -> list[Found] | None:
         """For each query those of every folder: a folder too small to propose any gives its nearest."""
         if not any(proposes(engine) for engine in self._engines):
@@ -160,7 +161,7 @@ class JoinedEngine:
             return []
         found: list[list[Found]] = [[] for _ in queries]
         for label, engine in self._labelled():
-            proposed = engine.candidates(queries, count, where, effort, choose, wanted)
+            proposed = engine.candidates(queries, count, where, effort, choose, wanted, metadata)
             for place, each in enumerate(_nearest(engine, queries, count, where) if proposed is None else proposed):
                 found[place].append(self._shown(each, label))
         return [_together(each) for each in found]

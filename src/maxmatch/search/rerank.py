@@ -14,14 +14,20 @@ import numpy as np
 from maxmatch.core.array_checks import MAX_SET_SIZE
 from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.matching import SetSimilarity
-from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched, mean_exp
+from maxmatch.matching.numpy_backend import (
+    LARGEST,
+    assign,
+    cosine_planes,
+    matched,
+    mean_exp,
+    product_in_this_thread,
+)
 from maxmatch.search.engine import Engine, Found, Hit, Match, metadata_of
 from maxmatch.search.filters import Condition
 from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 
 _ROUNDING = 1e-6  # of a score: how much two ways to compute it differ, but for matchings that are as good
 _FEW = 2**14  # pairs that NumPy scores as fast as torch does, which takes seconds to load
-_ONE_THREAD = 2**18  # multiplications: OpenBLAS shares out more among threads, which wait by spinning
 _decode = json.JSONDecoder().raw_decode  # of texts as `json.dumps` writes them a third of `json.loads`
 _new = tuple.__new__  # of a Match half of `Match`
 _WORTH_A_PAUSE = 1000  # hits
@@ -184,12 +190,9 @@ def _planes(queries: np.ndarray, vectors: Sequence[np.ndarray]) -> tuple[np.ndar
     size, width = queries.shape[1:]
     ends = np.cumsum([0, *map(len, vectors)])
     planes = np.empty((size, size, ends[-1]), np.float32)
-    step = max(1, _ONE_THREAD // (size * size * width))
     for query, found, (begin, end) in zip(queries, vectors, pairwise(ends), strict=True):
-        for start in range(begin, end, step):
-            part = found[start - begin : min(start + step, end) - begin]
-            product = query @ part.reshape(-1, width).astype(np.float32, copy=False).T
-            planes[:, :, start : start + len(part)] = product.reshape(size, len(part), size).transpose(0, 2, 1)
+        product = product_in_this_thread(query, found.reshape(-1, width).astype(np.float32, copy=False).T)
+        planes[:, :, begin:end] = product.reshape(size, end - begin, size).transpose(0, 2, 1)
     return ends, planes
 
 
@@ -348,7 +351,7 @@ def _scan_any_size(
 
 def _with_partners(kept: _Kept, query: np.ndarray, item: np.ndarray, similarity: SetSimilarity) -> _Kept:
     """By maxsim the best of each of the query's vectors, else the best matching."""
-    cosines = np.einsum("kd,ld->kl", query, np.asarray(item, np.float32))  # in this thread: see _ONE_THREAD
+    cosines = product_in_this_thread(query, np.asarray(item, np.float32).T)
     if similarity.name == "maxsim":
         partners = cosines.argmax(1)
     elif max(cosines.shape) <= MAX_SET_SIZE:
@@ -370,10 +373,16 @@ def _as_best(kept: Sequence[_Kept], size: int) -> Best:
 
 
 def by_candidates(
-    engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest, settings: Settings
+    engine: Engine,
+    queries: np.ndarray,
+    k: int,
+    where: Condition | None,
+    manifest: Manifest,
+    settings: Settings,
+    metadata: bool = True,
 ) -> list[Best]:
     """The k best among those that the engine proposes; all are scored for a query to which it proposes too few. So many
-    candidates that reading all items in order is less work are not asked for.
+    candidates that reading all items in order is less work are not asked for. metadata: whether they will be asked for.
     """
     assert manifest.set_size is not None
     if settings.candidates > _MANY and not engine.in_memory and settings.candidates > _SHARE * engine.count():
@@ -384,7 +393,7 @@ def by_candidates(
         part = queries[start : start + at_once]
         choose = partial(places_of_best, part, k=k, similarity=manifest.scoring)
         flat = part.reshape(len(part), -1)
-        found = engine.candidates(flat, settings.candidates, where, settings.effort, choose, k)
+        found = engine.candidates(flat, settings.candidates, where, settings.effort, choose, k, metadata)
         if found is None:  # another process has removed most items meanwhile
             best += scan(engine, part, k, where, manifest)
             continue

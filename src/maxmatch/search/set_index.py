@@ -362,7 +362,7 @@ class SetIndex:
             >>> hits[0].id, [match.item_slot for match in hits[0].matches]
             ('a', [0, 1, 2, 3])
         """
-        best = self.best(sets, k, where, exact, candidates=candidates, effort=effort, model=model)
+        best = self.best(sets, k, where, exact, candidates=candidates, effort=effort, model=model, metadata=True)
         return hits_of(best, self.engine)
 
     def best(
@@ -375,8 +375,9 @@ class SetIndex:
         candidates: int | None = None,
         effort: float | None = None,
         model: AnyModel | str | None = None,
+        metadata: bool = False,
     ) -> list[Best]:
-        """As `search`, but as arrays, and with metadata only where it comes at no cost: for a caller who has it.
+        """As `search`, but as arrays, and without reading metadata: for a caller who needs none, or has them.
 
         Args:
             sets: as in `search`, and so is everything else.
@@ -386,6 +387,7 @@ class SetIndex:
             candidates: how many items the engine proposes per query.
             effort: how thoroughly the engine looks for them.
             model: what made the queries' sets.
+            metadata: read them too, where the engine reads its candidates from a table.
 
         Returns:
             For each query ids, exact scores and matched slots, best first.
@@ -420,7 +422,7 @@ class SetIndex:
             return held.best(queries, k, condition)
         if isinstance(queries, RaggedArray) or exact or self._must_scan(queries.shape[1], condition):
             return scan(self.engine, queries, k, condition, self.manifest)
-        return by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
+        return by_candidates(self.engine, queries, k, condition, self.manifest, chosen, metadata)
 
     def rank(self, query: Array, where: str | Mapping[str, Value] | Condition | None = None) -> Best:
         """All items for one query, best first: for long lists, of which only a part is shown at a time.

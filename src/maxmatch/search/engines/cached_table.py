@@ -305,9 +305,12 @@ class CachedEngine:
         effort: float = 1,
         choose: Choose = None,
         wanted: int | None = None,
+        metadata: bool = True,
     ) -> list[Found] | None:
         """None while the cache answers: it is scanned."""
-        return None if self.is_current() else self.inner.candidates(queries, count, where, effort, choose, wanted)
+        if self.is_current():
+            return None
+        return self.inner.candidates(queries, count, where, effort, choose, wanted, metadata)
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""

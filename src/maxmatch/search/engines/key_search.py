@@ -24,7 +24,8 @@ _LOOKED_AT = 65_536  # keys, with an effort of 1
 _AT_LEAST = 16_384  # where few pass a filter: all of them
 _FINER = 128  # at least so many of them are looked at more closely
 _BEHIND = 10_000  # items that a file may lack, or a twentieth of what it has
-_BESIDE = 5  # beside twice those that are wanted
+_BESIDE = 15  # beside those that are wanted
+_OF_COUNT = 6  # and at least a sixth of the candidates
 _FILTERS = 16  # whose rows are remembered
 _CHECKED = 16  # keys that are compared with their vectors when a file is read
 _log = logging.getLogger("maxmatch")
@@ -137,7 +138,7 @@ class KeySearch:
         if passing is None:
             self.forget()
             return None
-        most = count if wanted is None else min(count, max(2 * wanted + _BESIDE, count // 4))
+        most = count if wanted is None else min(count, max(wanted + _BESIDE, count // _OF_COUNT))
         coordinates, rest = bound.keys.directions.coordinates(queries)
         distances = bound.keys.distances(coordinates)
         weights = bound.keys.directions.weights(coordinates, rest)

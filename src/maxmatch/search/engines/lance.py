@@ -175,21 +175,18 @@ class Nearest:
                 return found
         return [found_in(table) for table in self._nearest(queries, count, probes, where, ["vector", *_NAMES])]
 
-    def among(self, rows: Sequence[KeyedRows]) -> list[Found] | None:
+    def among(self, rows: Sequence[KeyedRows], metadata: bool) -> list[Found] | None:
         """For each query its candidates, by the numbers of their rows. None where a row is gone, or has another number
         by now.
         """
         every = np.unique(np.concatenate([each.numbers for each in rows]))
-        table = self._taken(every, ["vector", "id", "metadata"])
+        table = self._taken(every, ["vector", "id", *(["metadata"] if metadata else [])])
         if table is None:
             return None
-        ids, vectors, texts = table["id"].to_pylist(), vectors_in(table), table["metadata"].to_pylist()
-        found = []
-        for numbers, added in rows:
-            at = np.searchsorted(every, numbers)
-            names, notes = ([texts_[place] for place in at.tolist()] for texts_ in (ids, texts))
-            found.append(Found(names, added, vectors[at], notes))
-        return found
+        ids: Any = table["id"].to_pylist()
+        texts: Any = table["metadata"].to_pylist() if metadata else None
+        items = Found(ids, np.empty(len(every), np.int64), vectors_in(table), texts)
+        return [items.at(np.searchsorted(every, numbers))._replace(added=added) for numbers, added in rows]
 
     def _taken(self, numbers: np.ndarray, columns: list[str]) -> pa.Table | None:
         """Some rows by their numbers, in their order; None where one is gone."""
@@ -542,6 +539,7 @@ class LanceEngine:
         effort: float = 1,
         choose: Choose = None,
         wanted: int | None = None,
+        metadata: bool = True,
     ) -> list[Found] | None:
         """The nearest items by their short keys, or by the index over the vectors; None where there is none. Where all
         items are in memory, by all inner products.
@@ -558,7 +556,9 @@ class LanceEngine:
             condition = None if where is None else self._sql(where)
             table = self._nearest
         passes = None if where is None or condition is None else (where, condition)
-        found = None if self._keys is None else self._by_keys(self._keys, queries, count, passes, effort, wanted)
+        found = None
+        if self._keys is not None:
+            found = self._by_keys(self._keys, queries, count, passes, effort, wanted, metadata)
         return table.search(queries, count, self.index.probes(effort), condition, choose) if found is None else found
 
     def _by_keys(
@@ -569,11 +569,12 @@ class LanceEngine:
         where: tuple[Condition, str] | None,
         effort: float,
         wanted: int | None,
+        metadata: bool,
     ) -> list[Found] | None:
         """The nearest items by their short keys; None where there are none, or rows move twice meanwhile."""
         for _ in range(2):
             rows = keys.rows(self._nearest, self._version(), queries, count, effort, where, wanted)
-            found = None if rows is None else self._nearest.among(rows)
+            found = None if rows is None else self._nearest.among(rows, metadata)
             if rows is None or found is not None:
                 return found
             keys.forget()

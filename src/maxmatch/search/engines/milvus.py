@@ -458,6 +458,7 @@ class Milvus:
         effort: float = 1,
         choose: Choose = None,
         wanted: int | None = None,
+        metadata: bool = True,
     ) -> list[Found] | None:
         """For each query about `count` items with large inner products: 16,384 at most, the most that Milvus finds."""
         count = min(count, MOST_FOUND)
@@ -466,7 +467,7 @@ class Milvus:
             found = self._search(queries, count, where, effort, ["id"], max(1, _MESSAGE_BYTES // (count * 256)))
             return [self.fetch([hit["id"] for hit in hits]) for hits in found]
         # A strongly consistent read waits some 0.4 s for the server's clock: of few items the metadata come along.
-        few = len(queries) * count * LONGEST <= _MESSAGE_BYTES // 2
+        few = metadata and len(queries) * count * LONGEST <= _MESSAGE_BYTES // 2
         hits = self._search(queries, count, where, effort, _fields(metadata=few), together)
         return [self._found([hit["entity"] for hit in one], metadata=few) for one in hits]
 

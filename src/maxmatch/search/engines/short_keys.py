@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from maxmatch.core.files import whole
+from maxmatch.matching.numpy_backend import product_in_this_thread
 
 _WIDTHS = tuple(range(31, 256, 32))  # coordinates; with the rest, a key has a multiple of 32 bytes
 _KEPT = 0.97  # of the variance: a key has so many coordinates that it keeps this
@@ -33,6 +34,7 @@ _PER_CELL = 40  # sampled items
 _ROUNDS = 8  # of k-means
 _LARGEST_REST = 3  # times the largest of the sample: longer ones are counted as this
 _REST = 0.5
+_FEW = 256
 _HIGHEST = 32_767  # of the numbers of a query: 256 products with 127 stay below 2³¹
 AT_ONCE = 4_096
 """Vectors that are read at once."""
@@ -63,8 +65,9 @@ class Weights(NamedTuple):
         """The inner products (n,) of one query with items, but for a constant."""
         known = keys.first.shape[1] - 1
         weights = self.both[query]
-        products: np.ndarray = keys.first[:, :known].astype(np.float32) @ weights[:known]
-        products += keys.finer.astype(np.float32) @ weights[known:]
+        first, finer = keys.first[:, :known].astype(np.float32), keys.finer.astype(np.float32)
+        products: np.ndarray = np.einsum("np,p->n", first, weights[:known])  # in this thread
+        products += np.einsum("np,p->n", finer, weights[known:])
         return products
 
 
@@ -83,7 +86,7 @@ class Directions(NamedTuple):
     def coordinates(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The coordinates (n, p) of vectors (n, w), and what is left out: lengths (n, 2)."""
         centred = np.asarray(vectors, np.float32) - self.mean
-        found = centred @ self.basis
+        found = _product(centred, self.basis)
         squares = np.einsum("nw,nw->n", centred, centred)
         known = [np.einsum("np,np->n", part, part) for part in (found[:, : self.first], found)]
         rest = np.sqrt(np.maximum(np.stack([squares - one for one in known], 1), 0))
@@ -99,7 +102,8 @@ class Directions(NamedTuple):
 
     def weights(self, coordinates: np.ndarray, rest: np.ndarray) -> Weights:
         """Of queries with these coordinates."""
-        both = np.concatenate([coordinates + self.mean @ self.basis, _REST * rest], 1) * self.steps
+        of_mean = product_in_this_thread(self.mean[None], self.basis)
+        both = np.concatenate([coordinates + of_mean, _REST * rest], 1) * self.steps
         first = np.concatenate([both[:, : self.first], both[:, -2:-1]], 1)
         largest = np.maximum(np.abs(first).max(1, keepdims=True), 1e-30)
         return Weights(np.rint(first * (_HIGHEST / largest)).astype(np.int16), np.delete(both, -2, axis=1))
@@ -176,7 +180,15 @@ def _parts(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _distances(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.einsum("cp,cp->c", centres, centres) - 2 * points @ centres.T
+    found: np.ndarray = np.einsum("cp,cp->c", centres, centres) - 2 * _product(points, centres.T)
+    return found
+
+
+def _product(vectors: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of few vectors, a search's, in this thread; of many, while keys are made, by all."""
+    if len(vectors) <= _FEW:
+        return product_in_this_thread(vectors, others)
+    found: np.ndarray = vectors @ others
     return found
 
 
