@@ -207,35 +207,6 @@ def test_dropout_follows_activation_and_attention_and_slots_start_normal():
     assert abs(float(slots.std()) - 1) < 0.02
 
 
-def test_slots_can_start_smaller_and_all_else_starts_as_it_does():
-    starts = []
-    for options in ({}, {"slot_scale": 0.02}):
-        torch.manual_seed(0)
-        starts.append({name: p.detach() for name, p in SetHead(8, 1024, 16, 1, 8, **options).named_parameters()})
-    usual, small = starts
-    assert torch.equal(usual.pop("slots") * 0.02, small["slots"])
-    assert float(small.pop("slots").std()) == pytest.approx(0.02, rel=0.02)
-    assert all(torch.equal(value, small[name]) for name, value in usual.items())
-    inputs, head = features(), set_head(slot_scale=0.02)
-    found = torch.autograd.grad(head(inputs).vectors.square()[..., 0].sum(), head.slots)[0]
-    assert found.abs().amax(1).gt(0).all()  # every slot learns
-
-
-def test_slots_are_drawn_anew_for_every_item_in_training_alone():
-    inputs, usual, drawn = features(), set_head(dropout=0.0), set_head(dropout=0.0, slot_noise=0.5)
-    drawn.load_state_dict(usual.state_dict())
-    exact(drawn.eval()(inputs).vectors, usual.eval()(inputs).vectors)
-    starts = []
-    drawn.train().block.register_forward_pre_hook(lambda block, given: starts.append(given[0].detach()))
-    for _ in range(200):
-        drawn(inputs)
-    noise = torch.stack(starts[:: drawn.depth]) - drawn.slots.detach()
-    assert float(noise.std()) == pytest.approx(0.5, rel=0.05)
-    assert abs(float(noise.mean())) < 0.02
-    assert not torch.equal(noise[0, 0], noise[0, 1])  # of two items
-    assert not torch.equal(noise[0], noise[1])
-
-
 def test_a_slot_alone_averages_and_spare_slots_let_it_choose():
     inputs = features()
     alone, shared = set_head(set_size=1), set_head(set_size=1, spare_slots=3)
@@ -273,10 +244,6 @@ def test_an_unknown_option_of_a_head_is_refused():
         PIEHead(8, 8, 4, init="normal")
     with pytest.raises(ValueError, match=r"global_feature: .*'pooled'"):
         SetHead(8, 8, 4, global_feature="pooled")
-    with pytest.raises(ValueError, match=r"slot_scale: .*0"):
-        SetHead(8, 8, 4, slot_scale=0.0)
-    with pytest.raises(ValueError, match=r"slot_noise: .*-1"):
-        SetHead(8, 8, 4, slot_noise=-1.0)
     with pytest.raises(ValueError, match=r"spare_slots: .*-1"):
         SetHead(8, 8, 4, spare_slots=-1)
 
