@@ -149,6 +149,8 @@ class Train(Section):
     """Captions per image in a batch; None for all."""
     lr: Positive
     weight_decay: NotNegative = 0.0
+    amsgrad: bool = False
+    """Divide by the largest second moment so far, as PVSE does."""
     lr_factors: Annotated[dict[str, NotNegative], BeforeValidator(without_null)] = Field(default_factory=dict)
     """What the learning rate is multiplied by, for a group of parameters.
 
