@@ -7,6 +7,7 @@ import reference_layers as reference
 import torch
 
 from maxmatch.core.types import Features
+from maxmatch.losses import pvse_diversity
 from maxmatch.model.layers import (
     PIEHead,
     SetHead,
@@ -236,6 +237,27 @@ def test_pie_can_start_as_in_pvse_with_glorots_bounds_and_no_bias():
         assert float(weight.abs().max()) <= bound
         assert float(weight.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
     assert not head.fc.bias.any()
+
+
+def test_pie_gives_the_numbers_that_were_computed_by_hand_of_its_definition():
+    """Cells e₁, e₂; W takes the coordinates 1 and 2, w_k each one of them; fc is the identity; φ = (1, 0, −1, 0)."""
+    head = PIEHead(4, 4, 2).double().eval()
+    for weight, value in ((head.attention[0], torch.eye(2, 4)), (head.attention[2], torch.eye(2)), (head.fc, None)):
+        weight.weight.data = torch.eye(4, dtype=torch.float64) if value is None else value.double()
+    torch.nn.init.zeros_(head.fc.bias)
+    cells, pooled = torch.eye(2, 4, dtype=torch.float64)[None], double([[1.0, 0.0, -1.0, 0.0]])
+    sets = head(Features(cells, torch.ones(1, 2, dtype=torch.bool), pooled))
+    near = partial(torch.testing.assert_close, rtol=0, atol=5.1e-5)
+    near(sets.attention[0], double([[0.6817, 0.3183], [0.3183, 0.6817]]))
+    near(sets.residual[0], double([[0.6641, 0.5789, 0.5, 0.5], [0.5789, 0.6641, 0.5, 0.5]]))
+    near(sets.vectors[0, 0], double([0.7203, 0.0119, -0.6925, -0.0397]))
+    near(torch.nn.functional.cosine_similarity(*sets.residual[0], dim=0), double(0.9943))
+    near(pvse_diversity(sets.residual), double(0.3515))
+
+
+@pytest.mark.parametrize(("context_width", "parameters"), [(2048, 4_199_424), (300, 355_572)])
+def test_parameters_of_pie_for_images_and_texts_are_as_in_pvse(context_width, parameters):
+    assert sum(p.numel() for p in PIEHead(context_width, 1024, 2).parameters()) == parameters
 
 
 @pytest.mark.usefixtures("without_shape_checks")
