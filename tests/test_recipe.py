@@ -64,18 +64,8 @@ def test_inference_uses_the_similarity_of_training_by_default():
     assert recipe(evaluate={"similarities": ["top_k", "maxmatch"]}).similarities == ("top_k", "maxmatch")
 
 
-def test_a_soft_matching_is_annealed_to_maxmatch_in_the_first_epochs_and_never_evaluated_by():
-    whole = recipe(objective={"anneal": {"start": 0.8, "end": 0.05, "epochs": 5}})
-    named = [whole.training_similarity(epoch) for epoch in range(7)]
-    assert named[5:] == [("maxmatch", {})] * 2
-    epsilons = [options["epsilon"] for name, options in named[:5] if name == "sinkhorn"]
-    assert epsilons == pytest.approx([0.8, 0.4, 0.2, 0.1, 0.05])
-    assert whole.similarities == ("maxmatch",)
-    assert whole.similarity_options("maxmatch") == {}
-    assert recipe(objective={"anneal": {"epochs": 1}}).training_similarity(0) == ("sinkhorn", {"epsilon": 0.5})
-    assert recipe().training_similarity(0) == ("maxmatch", {})
-    smooth = recipe(model={"preset": "region_bigru", "similarity": "top_k", "similarity_options": {"k": 2}})
-    assert smooth.training_similarity(0) == ("top_k", {"k": 2})
+def test_a_stored_recipe_with_removed_options_is_read_where_they_changed_nothing():
+    assert recipe(objective={"anneal": None, "slot_con_weight": 0.0}) == recipe()
 
 
 def test_a_preset_resolves_with_its_options_and_the_similarity():
@@ -122,11 +112,11 @@ def test_null_is_none_where_that_is_a_value_and_the_default_elsewhere():
         ({"train": {**TRAIN, "epochs": 0}}, "train.epochs: Input should be greater than or equal to 1, got 0"),
         ({"train": {**TRAIN, "accumulate": 9}}, "train.accumulate: a batch of 8 images has no 9 chunks"),
         ({"train": {**TRAIN, "warmup_steps": 1, "warmup_epochs": 1}}, "train.warmup_epochs: give warmup_steps or"),
-        ({"objective": {"anneal": {"start": 0.1, "end": 0.2}}}, "objective.anneal.end: expected at most start, 0.1"),
-        ({"objective": {"anneal": {"end": 1e-7}}}, "objective.anneal.end: Input should be greater than or equal to"),
+        ({"objective": {"slot_con_weight": 0.1}}, "objective.slot_con_weight: 'slot_con_weight' was removed"),
+        ({"objective": {"anneal": {"epochs": 3}}}, "objective.anneal: 'anneal' was removed"),
         (
-            {"objective": {"anneal": {}}, "model": {"preset": "region_bigru", "similarity": "mil"}},
-            "objective.anneal: a soft matching becomes that of maxmatch, but the model has mil",
+            {"model": {"preset": "region_bigru", "options": {"slot_noise": 0.3}}},
+            "model.options.slot_noise: 'slot_noise' was removed",
         ),
         ({"train": {**TRAIN, "crop_scale": [0.5, 0.4]}}, "train.crop_scale: expected the smaller share first"),
         ({"train": {**TRAIN, "schedule": "linear"}}, "'step', 'cosine', 'constant'"),

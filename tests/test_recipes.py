@@ -106,16 +106,21 @@ def test_setdiv_is_smooth_chamfer_without_gd_and_isd(model, data_set):
 def test_pvse_has_its_own_head_similarity_and_weights(data_set):
     recipe = load_recipe(f"{data_set}_pvse")
     model, loss = recipe.model.resolved(), recipe.objective
-    assert [(tower.head, tower.set_size) for tower in model.towers.values()] == [(PIE(dropout=0.0), 2)] * 2
+    heads = [(tower.head, tower.set_size) for tower in model.towers.values()]
+    assert heads == [(PIE(dropout=0.0, init="xavier"), 2)] * 2
     assert (model.similarity, recipe.similarities, loss.diversity, loss.margin) == ("mil", ("mil",), "pvse", 0.1)
     weights = (loss.div_weight, loss.mmd_weight, loss.gd_weight, loss.isd_weight, loss.con_weight)
     assert weights == (0.1, 0.01, 0.0, 0.0, 0.0)
-    assert (recipe.train.lr, recipe.train.batch_size, recipe.train.clip, recipe.train.lr_factors) == (
-        2e-4,
-        256,
-        2.0,
-        {},
-    )
+    assert (loss.negatives, loss.triplet_reduction, loss.mean_negatives_epochs) == ("hardest", "mean", 0)
+    image, text = (tower.encoder for tower in model.towers.values())
+    assert (image.projection, image.init) == ("none", "torch")  # φ's layer starts as torch's
+    assert text == GRU(directions="concatenate", dropout=0.0, train_words=False)
+    train = recipe.train
+    assert (train.lr, train.weight_decay, train.lr_factors, train.clip) == (2e-4, 0.0, {}, 2.0)
+    assert (train.amsgrad, train.batch_size, train.batch_captions, train.epochs) == (True, 256, 1, 5 * 30)
+    assert train.frozen("image", train.epochs)
+    rates = [schedule_factor(train, 5 * epoch, 1) for epoch in range(30)]
+    assert rates == pytest.approx([1.0] * 12 + [0.5] * 12 + [0.25] * 6)
 
 
 def test_maxmatch_on_pvse_changes_similarity_losses_and_set_size_only():
@@ -123,7 +128,7 @@ def test_maxmatch_on_pvse_changes_similarity_losses_and_set_size_only():
     assert recipe.objective == load_recipe("f30k_resnet152_bigru").objective
     changed = {key for key in differences(recipe, load_recipe("f30k_pvse")) if not key.startswith("objective.")}
     assert changed == {"model.options.set_size", "model.similarity", "evaluate.similarities"}
-    assert [tower.head for tower in recipe.model.resolved().towers.values()] == [PIE(dropout=0.0)] * 2
+    assert [tower.head for tower in recipe.model.resolved().towers.values()] == [PIE(dropout=0.0, init="xavier")] * 2
 
 
 @pytest.mark.parametrize("data_set", ["coco", "f30k"])

@@ -206,7 +206,7 @@ def test_a_table_is_reproduced_from_python(data, tmp_path, monkeypatch):
     made = reproduce("pvse", str(data / "regions"), base=base, out=tmp_path, jobs=1, device="cpu", say=lines.append)
     assert (made.models, made.failed) == (5, 0)
     (table,) = made.targets
-    methods = ["VSE++", "PVSE", "Set Div", "MaxMatch + PVSE", "MaxMatch"]
+    methods = ["one vector, triplet loss", "PVSE", "Set Div", "MaxMatch + PVSE", "MaxMatch"]
     assert [row["method"] for row in table.table.rows] == methods
     assert "image_slot_2_rsum" not in table.data["rows"][0]["ours"]  # one vector per set
     assert tmp_path / "pvse.json" in table.files

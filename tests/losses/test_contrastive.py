@@ -8,7 +8,7 @@ import torch
 from reference_losses import CAPTION_COUNTS, LONE_IMAGE, batch, cost_of, gradients_are_finite, truth, units
 from torch import Tensor
 
-from maxmatch.losses import caption_matching, contrastive, phrase_contrastive, slot_contrastive
+from maxmatch.losses import caption_matching, contrastive, phrase_contrastive
 
 
 @pytest.mark.parametrize("counts", CAPTION_COUNTS, ids=str)
@@ -134,26 +134,6 @@ def partners_of(sets: Tensor, texts: Tensor, positive: Tensor) -> Tensor:
         for k, j in reference.slot_captions(sets[i].tolist(), pooled(texts).tolist(), own).items():
             found[i, k] = j
     return found
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_loss_of_slots_is_the_mean_of_the_contrastive_loss_of_each_by_itself(size: int) -> None:
-    positive = truth((3, 1, 2), seed=1)
-    a, b = units(3, size, 6, seed=2), units(6, size, 6, seed=3)
-    by_slot = [reference.contrastive(a[:, k] @ b[:, k].T, positive, 0.2) for k in range(size)]
-    assert slot_contrastive(a, b, positive, 0.2).item() == pytest.approx(sum(by_slot) / size, rel=1e-10)
-    small = a[:, :, :2].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: slot_contrastive(x, b[:, :, :2], positive, 0.5), small)
-
-
-def test_sets_that_are_right_together_still_have_a_loss_where_one_slot_is_wrong_alone() -> None:
-    right = torch.eye(4, dtype=torch.float64).view(2, 2, 4)
-    half = right.clone()
-    half[:, 1] = half.flip(0)[:, 1]  # the second slot finds the other item
-    assert slot_contrastive(right, right, temperature=0.1) < 1e-3
-    assert slot_contrastive(half, right, temperature=0.1) > 5
-    with pytest.raises(ValueError, match="2 vectors of width 4"):
-        slot_contrastive(right, right[:, :1])
 
 
 @pytest.mark.parametrize("counts", [(5, 5, 5), (1, 1, 1), (3, 1, 2, 5), (0, 2, 4), (6, 1)], ids=str)

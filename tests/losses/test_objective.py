@@ -116,11 +116,10 @@ def test_defaults_are_those_of_the_recipes() -> None:
     taught = {"distill_weight": 0.0, "distill_temperature": 0.05, "teachers": None}
     taught |= {"phrase_weight": 0.0, "phrases": None}
     pcmepp = {"bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "match": None, "kl_weight": 0.0}
-    matched = {"caption_matching_weight": 0.0, "captions": None, "slot_con_weight": 0.0}
+    matched = {"caption_matching_weight": 0.0, "captions": None}
     assert {name: term.weight for name, term in TABLE.items()} == {
         **TERMS, "distillation": "distill_weight", "phrases": "phrase_weight", "pair_bce": "bce_weight",
         "gaussian_kl": "kl_weight", "caption_matching": "caption_matching_weight",
-        "slot_contrastive": "slot_con_weight",
     }  # fmt: skip
     parameters = inspect.signature(objective).parameters.values()
     assert weights | others | choices | taught | pcmepp | matched == {
@@ -134,7 +133,6 @@ def test_defaults_are_those_of_the_recipes() -> None:
         (losses.triplet, {"margin": "margin", "negatives": "negatives", "reduction": "triplet_reduction"}),
         (losses.contrastive, {"temperature": "temperature"}),
         (losses.caption_matching, {"temperature": "temperature"}),
-        (losses.slot_contrastive, {"temperature": "temperature"}),
         (losses.global_discriminative, {"margin": "gd_margin", "scale": "scale"}),
         (losses.intra_set_divergence, {"margin": "isd_margin", "scale": "scale"}),
     ],
@@ -228,17 +226,6 @@ def test_lone_image_gives_finite_terms_and_gradients(counts: tuple[int, ...], si
         assert terms.intra_set_divergence is not None
         assert terms.diversity is not None
         assert terms.intra_set_divergence.item() == terms.diversity.item() == 0
-
-
-def test_the_contrastive_loss_of_slots_sees_the_vectors_at_the_temperature_of_the_contrastive_loss() -> None:
-    scores, positive, images, texts = some_batch()
-    texts = texts._replace(vectors=normal(len(texts.vectors), *images.vectors.shape[1:], seed=3))
-    options = {"temperature": 0.3, "triplet_weight": 0.0, "mmd_weight": 0.0}
-    terms = objective(scores, positive, images, texts, **options, slot_con_weight=2.0)
-    alone = losses.slot_contrastive(images.vectors, texts.vectors, positive, 0.3)
-    assert terms.slot_contrastive == alone
-    without = objective(scores, positive, images, texts, **options)
-    assert terms.total.item() == pytest.approx(without.total.item() + 2 * alone.item(), rel=1e-12)
 
 
 def test_caption_matching_takes_its_cosines_and_pairs_with_the_batch_and_the_temperature_of_the_contrastive_loss() -> (

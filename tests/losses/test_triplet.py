@@ -41,7 +41,8 @@ def test_value_by_hand() -> None:
     assert triplet(scores, positive, 0.2).item() == pytest.approx((0.1 + 0.5 + 0) / 3 + (0 + 0.1 + 0.3) / 3)
 
 
-def test_the_sum_of_vsepp_by_hand() -> None:
+def test_the_sum_of_vsepp_and_the_mean_of_pvse_by_hand() -> None:
+    """With all negatives PVSE has half of our mean, 0.0125: it counts the true pairs as zeros (docs/paper-map.md)."""
     scores = torch.tensor([[0.5, 0.45], [0.3, 0.6]], dtype=torch.float64)
     # images to captions: .2+.45−.5, [.2+.3−.6]₊;  captions to images: [.2+.3−.5]₊, .2+.45−.6
     assert triplet(scores, None, 0.2, "hardest", "sum").item() == pytest.approx(0.15 + 0.05)

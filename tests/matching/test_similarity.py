@@ -160,6 +160,13 @@ def test_order_within_a_set_is_irrelevant_and_all_but_maxsim_are_symmetric(
         assert_close(SIMILARITIES[name](b, a).T, scores)
 
 
+def test_maxsim_of_the_first_vectors_of_two_sets_by_hand() -> None:
+    a = torch.tensor([[[0.9, 0.1, 0.18**0.5, 0.0], [0.2, 0.8, 0.0, 0.32**0.5]]])
+    b = torch.eye(4)[None, :2]  # the cosines are the first two columns
+    assert similarity.maxsim(a[:, :1], b[:, :1]).item() == pytest.approx(0.9)
+    assert similarity.maxsim(a, b).item() == pytest.approx(1.7)
+
+
 def test_maxsim_is_not_symmetric() -> None:
     query, document = torch.eye(3)[None, :1], torch.eye(3)[None]
     assert similarity.maxsim(query, document).item() == similarity.maxsim(document, query).item() == 1

@@ -121,6 +121,9 @@ def test_the_gradient_is_that_of_a_fixed_plan_and_not_that_through_the_iteration
     assert float(unrolled[0, 0]) == pytest.approx(0.51217, abs=5e-6)
     assert float(plan_of(cosines, 0.5, 50)[0, 0]) / 2 == pytest.approx(0.40109, abs=5e-6)
     assert not plan_of(cosines, 0.5, 50).requires_grad
+    a, b = sets_with(TWO)  # b's vectors are orthonormal
+    (fixed,) = torch.autograd.grad(similarity.sinkhorn(a.requires_grad_(), b, epsilon=0.5).sum(), a)
+    assert float((fixed @ b.mT)[0, 0, 0]) == pytest.approx(0.40109 * math.exp(0.9), abs=2e-5)
 
 
 def test_unequal_sets_are_transported_in_part_so_that_the_smaller_one_is_matched() -> None:

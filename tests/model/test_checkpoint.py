@@ -71,7 +71,7 @@ def test_a_loaded_model_gives_the_same_sets_bit_by_bit_and_half_a_checkpoint_nea
 @pytest.mark.parametrize(
     "options",
     [
-        {"global_feature": "normalised", "slot_scale": 0.02},
+        {"global_feature": "normalised"},
         {"projection": "mlp"},
         {"projection": "none"},
         {"projection": "none", "head": "pie", "init": "xavier"},

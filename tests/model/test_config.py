@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from maxmatch.core.manifest import problems
-from maxmatch.model.config import PIE, HuggingFaceBackbone, ModelConfig, Region, SetPrediction, TowerConfig
+from maxmatch.model.config import PIE, HuggingFaceBackbone, ModelConfig, Region, Residual, SetPrediction, TowerConfig
 from maxmatch.model.presets import PRESETS
 
 REGION = {"encoder": {"name": "region"}}
@@ -44,6 +44,16 @@ def test_an_unknown_key_is_refused_with_a_suggestion():
     assert "unknown key 'feature_with'. Did you mean 'feature_width'?" in message
     with pytest.raises(ValidationError, match="Did you mean 'heads'"):
         PRESETS["region_bigru"](head_s=3)
+
+
+def test_a_stored_config_with_removed_options_is_read_where_they_changed_nothing_and_else_refused_by_name():
+    data = {"name": "set", "slot_scale": 1.0, "slot_noise": 0}
+    config = ModelConfig.model_validate({"towers": {"image": {**REGION, "head": data}}})
+    assert config == ModelConfig.model_validate({"towers": {"image": REGION}})
+    assert Residual.model_validate({"slot_scale": 1.0}) == Residual()
+    assert "slot_noise" not in config.model_dump_json()
+    message = refusal({"towers": {"image": {**REGION, "head": {**data, "slot_noise": 0.3}}}})
+    assert message.startswith("towers.image.head.set.slot_noise: 'slot_noise' was removed")
 
 
 @pytest.mark.parametrize("name", PRESETS)

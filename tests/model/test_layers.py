@@ -7,6 +7,7 @@ import reference_layers as reference
 import torch
 
 from maxmatch.core.types import Features
+from maxmatch.losses import pvse_diversity
 from maxmatch.model.layers import (
     PIEHead,
     SetHead,
@@ -207,35 +208,6 @@ def test_dropout_follows_activation_and_attention_and_slots_start_normal():
     assert abs(float(slots.std()) - 1) < 0.02
 
 
-def test_slots_can_start_smaller_and_all_else_starts_as_it_does():
-    starts = []
-    for options in ({}, {"slot_scale": 0.02}):
-        torch.manual_seed(0)
-        starts.append({name: p.detach() for name, p in SetHead(8, 1024, 16, 1, 8, **options).named_parameters()})
-    usual, small = starts
-    assert torch.equal(usual.pop("slots") * 0.02, small["slots"])
-    assert float(small.pop("slots").std()) == pytest.approx(0.02, rel=0.02)
-    assert all(torch.equal(value, small[name]) for name, value in usual.items())
-    inputs, head = features(), set_head(slot_scale=0.02)
-    found = torch.autograd.grad(head(inputs).vectors.square()[..., 0].sum(), head.slots)[0]
-    assert found.abs().amax(1).gt(0).all()  # every slot learns
-
-
-def test_slots_are_drawn_anew_for_every_item_in_training_alone():
-    inputs, usual, drawn = features(), set_head(dropout=0.0), set_head(dropout=0.0, slot_noise=0.5)
-    drawn.load_state_dict(usual.state_dict())
-    exact(drawn.eval()(inputs).vectors, usual.eval()(inputs).vectors)
-    starts = []
-    drawn.train().block.register_forward_pre_hook(lambda block, given: starts.append(given[0].detach()))
-    for _ in range(200):
-        drawn(inputs)
-    noise = torch.stack(starts[:: drawn.depth]) - drawn.slots.detach()
-    assert float(noise.std()) == pytest.approx(0.5, rel=0.05)
-    assert abs(float(noise.mean())) < 0.02
-    assert not torch.equal(noise[0, 0], noise[0, 1])  # of two items
-    assert not torch.equal(noise[0], noise[1])
-
-
 def test_a_slot_alone_averages_and_spare_slots_let_it_choose():
     inputs = features()
     alone, shared = set_head(set_size=1), set_head(set_size=1, spare_slots=3)
@@ -267,16 +239,33 @@ def test_pie_can_start_as_in_pvse_with_glorots_bounds_and_no_bias():
     assert not head.fc.bias.any()
 
 
+def test_pie_gives_the_numbers_that_were_computed_by_hand_of_its_definition():
+    """Cells e₁, e₂; W takes the coordinates 1 and 2, w_k each one of them; fc is the identity; φ = (1, 0, −1, 0)."""
+    head = PIEHead(4, 4, 2).double().eval()
+    for weight, value in ((head.attention[0], torch.eye(2, 4)), (head.attention[2], torch.eye(2)), (head.fc, None)):
+        weight.weight.data = torch.eye(4, dtype=torch.float64) if value is None else value.double()
+    torch.nn.init.zeros_(head.fc.bias)
+    cells, pooled = torch.eye(2, 4, dtype=torch.float64)[None], double([[1.0, 0.0, -1.0, 0.0]])
+    sets = head(Features(cells, torch.ones(1, 2, dtype=torch.bool), pooled))
+    near = partial(torch.testing.assert_close, rtol=0, atol=5.1e-5)
+    near(sets.attention[0], double([[0.6817, 0.3183], [0.3183, 0.6817]]))
+    near(sets.residual[0], double([[0.6641, 0.5789, 0.5, 0.5], [0.5789, 0.6641, 0.5, 0.5]]))
+    near(sets.vectors[0, 0], double([0.7203, 0.0119, -0.6925, -0.0397]))
+    near(torch.nn.functional.cosine_similarity(*sets.residual[0], dim=0), double(0.9943))
+    near(pvse_diversity(sets.residual), double(0.3515))
+
+
+@pytest.mark.parametrize(("context_width", "parameters"), [(2048, 4_199_424), (300, 355_572)])
+def test_parameters_of_pie_for_images_and_texts_are_as_in_pvse(context_width, parameters):
+    assert sum(p.numel() for p in PIEHead(context_width, 1024, 2).parameters()) == parameters
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 def test_an_unknown_option_of_a_head_is_refused():
     with pytest.raises(ValueError, match=r"init: .*'normal'"):
         PIEHead(8, 8, 4, init="normal")
     with pytest.raises(ValueError, match=r"global_feature: .*'pooled'"):
         SetHead(8, 8, 4, global_feature="pooled")
-    with pytest.raises(ValueError, match=r"slot_scale: .*0"):
-        SetHead(8, 8, 4, slot_scale=0.0)
-    with pytest.raises(ValueError, match=r"slot_noise: .*-1"):
-        SetHead(8, 8, 4, slot_noise=-1.0)
     with pytest.raises(ValueError, match=r"spare_slots: .*-1"):
         SetHead(8, 8, 4, spare_slots=-1)
 

@@ -6,13 +6,14 @@ import pytest
 from small_runs import recipe_for, write_data
 
 from maxmatch.evaluation.paper import LOSSES, tables
+from maxmatch.model.config import PIE
 from maxmatch.recipe.yaml_files import dump_recipe, list_recipes, load_recipe
 from maxmatch.reproduce.targets import (
     MAXMATCH_ON_PVSE,
+    ONE_VECTOR,
     PVSE,
     RESULT,
     SETDIV,
-    VSEPP,
     ReproduceOptions,
     changes,
     ensemble,
@@ -84,19 +85,35 @@ def test_rows_made_from_a_base_change_what_the_recipes_of_the_ablation_change():
 def test_peers_made_from_a_base_differ_in_similarity_losses_head_and_set_size():
     for name in ("scenes", "flickr8k_maxmatch"):
         base = load_recipe(name)
-        setdiv, vsepp, pvse, ours = (
-            load_recipe(name, changes(one, base)) for one in (SETDIV, VSEPP, PVSE, MAXMATCH_ON_PVSE)
+        setdiv, single_vector, pvse, ours = (
+            load_recipe(name, changes(one, base)) for one in (SETDIV, ONE_VECTOR, PVSE, MAXMATCH_ON_PVSE)
         )
         assert setdiv.model.similarity == "smooth_chamfer"
         assert setdiv.similarities == ("smooth_chamfer",)
-        assert {tower.set_size for tower in vsepp.model.resolved().towers.values()} == {1}
+        assert {tower.set_size for tower in single_vector.model.resolved().towers.values()} == {1}
         assert {tower.set_size for tower in pvse.model.resolved().towers.values()} == {2}
         for recipe in (pvse, ours):
-            assert {tower.head.name for tower in recipe.model.resolved().towers.values()} == {"pie"}
+            towers = recipe.model.resolved().towers
+            assert {tower.head for tower in towers.values()} == {PIE(init="xavier")}
+            assert (towers["image"].encoder.projection, towers["text"].encoder.word_scale) == ("none", 1.0)
+            assert recipe.train == base.train.model_copy(update={"size_augmentation": 0.0})
         assert pvse.objective.diversity == "pvse"
         assert ours.objective == base.objective
-        assert vsepp.objective.gd_weight == vsepp.objective.div_weight == 0
-        assert all(one.train == base.train and one.data == base.data for one in (setdiv, vsepp, pvse, ours))
+        assert single_vector.objective.gd_weight == single_vector.objective.div_weight == 0
+        assert setdiv.train == single_vector.train == base.train
+        assert all(one.data == base.data for one in (setdiv, single_vector, pvse, ours))
+
+
+def test_a_model_of_regions_has_no_cells_to_leave_raw_for_the_head_of_pvse():
+    base = load_recipe("coco_region_bert")
+    made = load_recipe("coco_region_bert", changes(MAXMATCH_ON_PVSE, base))
+    assert {tower.head for tower in made.model.resolved().towers.values()} == {PIE(init="xavier")}
+
+
+def test_a_model_with_one_vector_made_from_a_base_is_not_called_vsepp(tmp_path):
+    first = plan_of("pvse", tmp_path).lines[0].line
+    assert (first.title, first.paper) == (("one vector, triplet loss",), {})
+    assert plan_of("pvse", tmp_path, str(tmp_path)).lines[0].line.title == ("VSE++",)
 
 
 def test_scenes_are_compared_as_the_recipes_that_ship_for_them(tmp_path):

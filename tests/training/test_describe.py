@@ -132,14 +132,6 @@ def test_a_backbone_frozen_for_good_has_no_learning_rate():
     assert "text frozen" not in text  # a Bi-GRU has no backbone
 
 
-def test_a_soft_matching_shows_while_it_lasts():
-    text = describe(load_recipe("flickr8k_maxmatch", ["objective.anneal={start: 0.5, end: 0.02, epochs: 3}"]), 30)
-    notes = {epoch: notes for epoch, (_, notes) in epochs_in(text).items()}
-    assert "sinkhorn, ε = 0.5" in notes[1]
-    assert "sinkhorn, ε = 0.02" in notes[3]
-    assert all("sinkhorn" not in note for epoch, note in notes.items() if epoch > 3)
-
-
 def test_the_warm_up_shows():
     changes = [
         "train.warmup_epochs=2",

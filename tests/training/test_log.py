@@ -104,7 +104,7 @@ def test_losses_and_validation_are_written_to_file_terminal_and_tensorboard(data
         ("val", 6, 1),
     ]
     # There is no teacher, there are no phrases, no Gaussians and no matching over captions.
-    terms = set(TERMS) - {"distillation", "phrases", "pair_bce", "gaussian_kl", "caption_matching", "slot_contrastive"}
+    terms = set(TERMS) - {"distillation", "phrases", "pair_bce", "gaussian_kl", "caption_matching"}
     assert {"loss", *terms, "lr", "items_per_second"} <= records[0].keys()
     found = {"i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum", "chance_rsum"}
     found |= {"image_log_variance", "text_log_variance", "slots_used", "pairing_stability"}

@@ -1,12 +1,10 @@
 """What a run does from its first epoch to its last."""
 
-import itertools
 import json
 import time
 
 import numpy as np
 import pytest
-import reference
 import torch
 from safetensors.torch import load_file
 from small_runs import breaking_at_step, outcome, recipe_for, same, write_data
@@ -71,46 +69,6 @@ def test_negatives_and_learning_rates_follow_the_recipe(data, tmp_path, monkeypa
     assert [criterion.options["negatives"] for criterion in negatives] == ["mean", "mean", "hardest", "hardest"]
     rates = [record["lr"] for record in read_metrics(tmp_path / "run", "train")]
     assert rates == pytest.approx([1e-3] * 6 + [1e-4] * 6)
-
-
-ANNEAL = {"start": 0.5, "end": 0.05, "epochs": 2}
-
-
-def test_the_losses_see_a_soft_matching_in_the_first_epochs_and_validation_never_does(data, tmp_path, monkeypatch):
-    criteria, validated = [], []
-    whole, measures = loop.criterion_for, loop.measures
-    monkeypatch.setattr(loop, "criterion_for", lambda *given: criteria.append(whole(*given)) or criteria[-1])
-    monkeypatch.setattr(loop, "measures", lambda *given: validated.append(given[2:4]) or measures(*given))
-    train(recipe_for(data, objective={"anneal": ANNEAL}, epochs=4, lr=1e-3), tmp_path / "run")
-    assert validated == [("maxmatch", {})] * 4
-    a, b = (reference.random_sets(seed, 3, 4, 6, dtype=torch.float64).requires_grad_() for seed in (1, 2))
-    weights = torch.arange(1.0, 10.0, dtype=torch.float64).view(3, 3)
-    for criterion, epsilon in zip(criteria, (0.5, 0.05, None, None), strict=True):
-        scores = criterion.similarity(a, b)
-        gradient = torch.autograd.grad((scores * weights).sum(), a)[0]
-        expected = torch.zeros_like(scores), torch.zeros_like(a)
-        for i, j in itertools.product(range(3), range(3)):
-            cosines = (a[i] @ b[j].T).detach()
-            plan = np.zeros((4, 4))
-            if epsilon is None:
-                plan[range(4), reference.first_best_matching(cosines.numpy())] = 1
-            else:
-                plan = reference.transport(cosines.numpy(), epsilon)
-            expected[0][i, j] = (torch.from_numpy(plan) * cosines.expm1()).sum() / 4
-            expected[1][i] += weights[i, j] * (torch.from_numpy(plan) * cosines.exp()) @ b[j].detach() / 4
-        torch.testing.assert_close((scores, gradient), expected)
-
-
-def test_a_step_is_recorded_anew_where_its_soft_matching_is_another(data, tmp_path, monkeypatch):
-    """A record would repeat the ε that it was made with."""
-    recorded = []
-    monkeypatch.setattr(loop, "can_record", lambda *given: True)
-    monkeypatch.setattr(loop, "RecordedSteps", lambda step: recorded.append(step) or step)
-    train(recipe_for(data, objective={"anneal": ANNEAL}, epochs=5, lr=1e-3), tmp_path / "run")
-    assert len(recorded) == 3  # one for each ε, one for maxmatch
-    recorded.clear()
-    train(recipe_for(data, epochs=3, lr=1e-3), tmp_path / "plain")
-    assert len(recorded) == 1
 
 
 def test_the_best_checkpoint_is_of_the_best_epoch_and_its_measures_are_the_result(data, tmp_path):

@@ -118,6 +118,19 @@ def test_the_rate_of_a_group_is_its_factor_times_that_of_the_step():
     assert {group["betas"] for group in adam.param_groups} == {(0.9, 0.999)}
 
 
+def test_amsgrad_keeps_the_rate_low_after_a_large_gradient():
+    steps = {}
+    for amsgrad in (False, True):
+        weight = nn.Parameter(torch.zeros(1))
+        adam = optimiser([Group("a", 1.0, {"weight": weight})], train_with(amsgrad=amsgrad))
+        for number in range(3000):
+            weight.grad = torch.full((1,), 100.0 if number == 0 else 0.01)
+            before = weight.item()
+            adam.step()
+        steps[amsgrad] = before - weight.item()
+    assert steps[True] < steps[False] / 3
+
+
 def test_the_gradient_is_clipped_by_its_norm_over_all_groups():
     one, two = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
     groups = [Group("a", 1.0, {"one": one}), Group("b", 0.1, {"two": two})]

@@ -159,7 +159,6 @@ def test_two_processes_and_chunks_have_the_gradients_of_one(tmp_path):
         (["model.options.set_size=4"], "a Gaussian is a set of 2 vectors"),
         (["objective.isd_weight=0.1"], "a Gaussian has no slots to keep apart"),
         (["objective.caption_matching_weight=0.1"], "a Gaussian has no slots to keep apart"),
-        (["objective.slot_con_weight=0.1"], "a Gaussian has no slots to keep apart"),
         (["evaluate.similarities=[csd, maxmatch]"], "maxmatch does not compare"),
         (["train.freeze={image: always}"], "a frozen tower is encoded once"),
         (["objective.bce_weight=0"], "nothing ranks the pairs"),

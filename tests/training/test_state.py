@@ -10,9 +10,9 @@ from tiny_models import tiny_model
 from maxmatch.training.state import Progress, StateError, States, new_state, restore
 
 
-def trained(seed, steps=3, preset="region_bigru", progress=None):
+def trained(seed, steps=3, preset="region_bigru", progress=None, **options):
     """The state of a model after some steps."""
-    options = recipe_for("nowhere", preset, lr_factors={"set_module": 0.1}, ema=0.9).train
+    options = recipe_for("nowhere", preset, lr_factors={"set_module": 0.1}, ema=0.9, **options).train
     state = new_state(tiny_model(preset, seed=seed), options)
     state.progress = progress or Progress()
     generator = torch.Generator().manual_seed(seed)
@@ -52,9 +52,10 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_a_restored_state_is_equal_and_so_are_the_next_steps(tmp_path):
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_a_restored_state_is_equal_and_so_are_the_next_steps(amsgrad, tmp_path):
     progress = Progress(3, 2, 17, 123.4567890123, 1, [0.1, 0.2], {}, [["train.lr=0.5"]], 9.5, 21)
-    state, other = trained(0, progress=progress), trained(1)
+    state, other = trained(0, progress=progress, amsgrad=amsgrad), trained(1, amsgrad=amsgrad)
     assert not equal(state, other)
     restore(saved(state, tmp_path), other)
     assert other.progress == progress

@@ -286,8 +286,6 @@ class Operations(TorchDispatchMode):
         ({}, False),
         ({"gd_isd_centred": True}, False),
         ({"caption_matching_weight": 0.3}, False),
-        ({"slot_con_weight": 0.3}, False),
-        ({"anneal": {"epochs": 1}}, False),
         ({"negatives": "mean"}, False),
         ({"negatives": "semi_hard"}, True),
     ],

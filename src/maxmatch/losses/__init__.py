@@ -4,7 +4,7 @@ They know no encoder and no similarity. A batch is B distinct images with all th
 `positive[i, j]` means that caption j describes image i. What is positive is never a negative.
 """
 
-from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive, slot_contrastive
+from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive
 from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
@@ -24,7 +24,6 @@ __all__ = [
     "pair_bce",
     "phrase_contrastive",
     "pvse_diversity",
-    "slot_contrastive",
     "triplet",
     "uniformity",
 ]

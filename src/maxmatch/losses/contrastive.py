@@ -1,5 +1,5 @@
-"""The multi-positive contrastive loss (CON in eqn:combined-loss, as in CORA), and three of its kind: each slot by
-itself, phrases that find their images, and slots that find the captions they are assigned.
+"""The multi-positive contrastive loss (CON in eqn:combined-loss, as in CORA), and two of its kind: phrases that
+find their images, and slots that find the captions they are assigned.
 """
 
 import torch
@@ -41,44 +41,6 @@ def contrastive(
         raise ValueError(f"temperature: expected a positive number, got {temperature}.")
     logits = scores / temperature
     return _one_way(logits, positive) + _one_way(logits.T, positive.T)
-
-
-@in_float32
-def slot_contrastive(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    positive: Bool[Tensor, "B C"] | None = None,
-    temperature: float = 0.01,
-) -> Float[Tensor, ""]:
-    """The contrastive loss of each slot by itself: mean over k of CON(⟨a_k, b_k⟩).
-
-    A matching asks only that the vectors of a set are right together. Here each of them has to find its item alone, so
-    that the set is an ensemble of K answers.
-
-    Args:
-        a: the sets of one modality, vectors of unit length.
-        b: the sets of the other, of the same size.
-        positive: which of their items are true pairs; None: the diagonal.
-        temperature: τ.
-
-    Returns:
-        The loss, a scalar.
-
-    Examples:
-        >>> import torch
-        >>> from maxmatch.losses import slot_contrastive
-        >>> sets = torch.eye(4).view(2, 2, 4)  # two items, two slots
-        >>> bool(slot_contrastive(sets, sets) < slot_contrastive(sets, sets.flip(0)))
-        True
-    """
-    for name, sets in (("a", a), ("b", b)):
-        check_axes(name, sets, ("items", "vectors", "width"))
-    if a.shape[1:] != b.shape[1:]:
-        raise ValueError(
-            f"b: expected sets of {a.shape[1]} vectors of width {a.shape[2]}, as a has, got {shape_of(b)}."
-        )
-    slots = torch.einsum("bkd,ckd->kbc", a, b)
-    return torch.stack([contrastive(scores, positive, temperature) for scores in slots]).mean()
 
 
 @in_float32

@@ -13,7 +13,7 @@ from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_positive
 from maxmatch.core.devices import aside, in_float32, join
 from maxmatch.core.types import Sets
-from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive, slot_contrastive
+from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive
 from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
@@ -49,7 +49,6 @@ class LossTerms:
     pair_bce: Annotated[Loss | None, Term("bce_weight", "BCE", "pair BCE")] = None
     gaussian_kl: Annotated[Loss | None, Term("kl_weight", "KL", "KL")] = None
     caption_matching: Annotated[Loss | None, Term("caption_matching_weight", "captions", "caption matching")] = None
-    slot_contrastive: Annotated[Loss | None, Term("slot_con_weight", "slot CON", "contrastive of slots")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -109,9 +108,8 @@ def objective(
     kl_weight: float = 0.0,
     caption_matching_weight: float = 0.0,
     captions: tuple[Float[Tensor, "B K C"], Int[Tensor, "B K"]] | None = None,
-    slot_con_weight: float = 0.0,
 ) -> LossTerms:
-    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL, captions, slot CON); a term with weight 0 is not computed.
+    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL, captions); a term with weight 0 is not computed.
 
     GD averages the two modalities; ISD, Div and KL add them.
 
@@ -150,7 +148,6 @@ def objective(
         caption_matching_weight: of `caption_matching`, at the temperature of the contrastive loss.
         captions: the cosines of each slot of every image with every caption as one vector, and the caption that each
             slot is assigned (−1: none); None: no caption matching.
-        slot_con_weight: of `slot_contrastive`, at the temperature of the contrastive loss.
 
     Returns:
         The weighted total, and each term that was computed, unweighted.
@@ -201,7 +198,6 @@ def objective(
         "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_positives, label_smoothing)),
         "gaussian_kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
         "caption_matching": (caption_matching_weight, lambda: _captions(captions, positive, temperature)),
-        "slot_contrastive": (slot_con_weight, lambda: slot_contrastive(*vectors, positive, temperature)),
     }
     wanted = {name: term for name, (weight, term) in weighted.items() if weight}
     beside = [tensor for side in (images, texts) for tensor in (side.vectors, side.residual, side.pooled)]

@@ -33,6 +33,11 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+_REMOVED = {"slot_scale": 1.0, "slot_noise": 0.0, "slot_con_weight": 0.0, "anneal": None}
+"""Options that were tried and removed, by the value that changed nothing: with it, stored files that have them are
+read."""
+
+
 class ConfigPart(BaseModel):
     """Immutable values; an unknown key is refused."""
 
@@ -44,7 +49,10 @@ class ConfigPart(BaseModel):
         if not isinstance(data, dict | cls):
             first = next(iter(cls.model_fields))
             raise ValueError(f"expected keys with values, such as {first!r}, got {repr(data)[:80]}")
-        for key in data if isinstance(data, dict) else ():
+        if not isinstance(data, dict):
+            return data
+        data = {key: value for key, value in data.items() if key not in _REMOVED or value != _REMOVED[key]}
+        for key in data:
             if key not in cls.model_fields:
                 raise unknown_key(str(key), cls.model_fields)
         return data
@@ -61,6 +69,8 @@ _ALSO_CALLED = {"learning_rate": "lr", "dim": "width", "k": "set_size", "num_wor
 def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
     """The refusal of an unknown key, with the most similar known one."""
     known = list(known)
+    if key in _REMOVED:
+        return refusal(f"{key!r} was removed, as it did not help (docs/log.md). Leave it out.", key)
     near = [_ALSO_CALLED[key]] if _ALSO_CALLED.get(key) in known else get_close_matches(key, known, n=1)
     advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
     return refusal(f"unknown key {key!r}. {advice}", key)
@@ -256,9 +266,7 @@ class OwnEncoder(ConfigPart):
 
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
-    ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with. slot_noise: that of
-    the noise which every item's slots get in training. spare_slots: further slots that compete for the inputs and are
-    not in the set.
+    ("normalised") its LayerNorm. spare_slots: further slots that compete for the inputs and are not in the set.
     """
 
     name: Literal["set"] = "set"
@@ -267,8 +275,6 @@ class SetPrediction(ConfigPart):
     depth: Count = 4
     dropout: Share = 0.1
     global_feature: Literal["raw", "normalised"] = "raw"
-    slot_scale: Positive = 1.0
-    slot_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     spare_slots: Annotated[int, Field(ge=0)] = 0
 
 
@@ -327,7 +333,6 @@ class Residual(ConfigPart):
     head_width: Count = 128
     depth: Count = 2
     dropout: Share = 0.1
-    slot_scale: Positive = 1.0
     base: Annotated[SetPrediction | PIE | GPO | GlobalFeature, Field(discriminator="name")] = GlobalFeature()
 
 

@@ -115,18 +115,22 @@ def resnet152_bigru(
     width: int = 1024,
     set_size: int = 4,
     word_width: int = 300,
+    train_words: bool = True,
+    text_dropout: float = 0.1,
     image_size: int = 224,
     projection: Projection = "linear",
     backbone: dict[str, Any] | None = None,
     pretrained: bool = True,
     **head: Any,
 ) -> ModelConfig:
-    """ResNet-152 and a Bi-GRU whose directions are concatenated; 4 heads of 256."""
+    """ResNet-152 and a Bi-GRU whose directions are concatenated; 4 heads of 256. train_words, text_dropout: of the
+    Bi-GRU, see `config.GRU`.
+    """
     resnet = HuggingFaceBackbone(
         config={**RESNET152, **(backbone or {})}, pretrained=RESNET152_WEIGHTS if pretrained else None
     )
     image = Conv(backbone=resnet, projection=projection, pixels=Pixels(size=image_size, resize="crop"))
-    text = GRU(word_width=word_width, directions="concatenate")
+    text = GRU(word_width=word_width, directions="concatenate", train_words=train_words, dropout=text_dropout)
     return _model(image, text, 4, 256, width, set_size, head)
 
 

@@ -14,9 +14,6 @@ GROUPS = ("backbone", "set_module", "encoder")
 def check_parts(recipe: "Recipe") -> None:
     """Refuse a recipe whose sections do not fit each other."""
     towers = recipe.model.resolved().towers
-    if recipe.objective.anneal is not None and recipe.model.similarity != "maxmatch":
-        text = f"a soft matching becomes that of maxmatch, but the model has {recipe.model.similarity}"
-        raise refusal(text, "objective", "anneal")
     for pair in recipe.objective.pairs:
         if pair[0] == pair[1] or not set(pair) <= set(towers):
             raise refusal(f"expected two of the towers {', '.join(towers)}, got {list(pair)}", "objective", "pairs")
@@ -89,7 +86,7 @@ def _check_grown(recipe: "Recipe", towers: Mapping[str, TowerConfig]) -> None:
 
 def _check_gaussians(recipe: "Recipe", gaussians: bool) -> None:
     """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
-    of_slots = ("gd_weight", "isd_weight", "mmd_weight", "div_weight", "caption_matching_weight", "slot_con_weight")
+    of_slots = ("gd_weight", "isd_weight", "mmd_weight", "div_weight", "caption_matching_weight")
     weights = of_slots if gaussians else ("bce_weight", "kl_weight")
     for key in weights:
         if getattr(recipe.objective, key):

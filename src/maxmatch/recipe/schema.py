@@ -4,7 +4,6 @@ Written as YAML (`yaml_files`); the recipes that ship lie in `recipes/`. Epochs 
 are as on the command line: relative to the folder where the command runs, not to the file.
 """
 
-import math
 from collections.abc import Sequence
 from os import PathLike
 from typing import Annotated, Any, Literal, Self
@@ -23,7 +22,7 @@ from maxmatch.recipe.consistency import GROUPS, check_parts
 from maxmatch.recipe.model_section import ModelSection, Section, by_name, without_null
 
 __all__ = [
-    "Anneal", "Constant", "Cosine", "Data", "Evaluate", "Lora", "ModelSection", "Objective", "Recipe", "Scenes",
+    "Constant", "Cosine", "Data", "Evaluate", "Lora", "ModelSection", "Objective", "Recipe", "Scenes",
     "Section", "StepSchedule", "Train",
 ]  # fmt: skip
 
@@ -34,31 +33,6 @@ _UpToOne = Annotated[float, Field(gt=0, le=1)]
 _TOWERS = ("image", "text")  # for suggestions; a recipe checks against its own
 
 
-_Epsilon = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]  # as of `sinkhorn`
-
-
-class Anneal(Section):
-    """A start with a soft matching: in the first epochs the losses see the scores of `sinkhorn` with an ε that falls
-    from `start` to `end`, by the same factor from epoch to epoch; then those of `maxmatch`, its limit for ε → 0.
-
-        ε(e) = start · (end / start)^(e / (epochs − 1)),   e = 0 … epochs − 1
-    """
-
-    start: _Epsilon = 0.5
-    end: _Epsilon = 0.01
-    epochs: Count = 5
-
-    @model_validator(mode="after")
-    def _falls(self) -> Self:
-        if self.end > self.start:
-            raise refusal(f"expected at most start, {self.start:g}, got {self.end:g}", "end")
-        return self
-
-    def epsilon(self, epoch: int) -> float:
-        """ε in one of the first epochs."""
-        return self.start * math.pow(self.end / self.start, epoch / max(self.epochs - 1, 1))
-
-
 class Objective(Section):
     """The training loss: the options of `maxmatch.losses.objective`, and what is compared.
 
@@ -67,13 +41,11 @@ class Objective(Section):
     `pair_bce` first has no pseudo-positives. teachers: models whose scores are learned beside the captions: runs,
     checkpoints, files of sets (`maxmatch evaluate --save-sets`) of the training split, or text encoders of
     transformers. caption_matching_weight: the slots of the first tower of a pair are assigned, one to one, to the items
-    of the second that belong to them. anneal: a soft matching in the first epochs; validation and evaluation use the
-    model's similarity in all.
+    of the second that belong to them.
     """
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
     mean_negatives_epochs: Whole = 0
-    anneal: Anneal | None = None
     margin: NotNegative = 0.2
     negatives: Literal["hardest", "mean", "semi_hard"] = "hardest"
     triplet_reduction: Literal["mean", "sum"] = "mean"
@@ -100,7 +72,6 @@ class Objective(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
     kl_weight: NotNegative = 0.0
     caption_matching_weight: NotNegative = 0.0
-    slot_con_weight: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _ranks(self) -> Self:
@@ -114,7 +85,7 @@ class Objective(Section):
 
     def keywords(self, epoch: int) -> dict[str, Any]:
         """The options of `maxmatch.losses.objective` in an epoch."""
-        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs", "plain_bce_epochs", "anneal", "teachers"})
+        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs", "plain_bce_epochs", "teachers"})
         warming = {"negatives": "mean"} if epoch < self.mean_negatives_epochs else {}
         return options | warming | ({"pseudo_positives": 0.0} if epoch < self.plain_bce_epochs else {})
 
@@ -178,6 +149,8 @@ class Train(Section):
     """Captions per image in a batch; None for all."""
     lr: Positive
     weight_decay: NotNegative = 0.0
+    amsgrad: bool = False
+    """Divide by the largest second moment so far, as PVSE does."""
     lr_factors: Annotated[dict[str, NotNegative], BeforeValidator(without_null)] = Field(default_factory=dict)
     """What the learning rate is multiplied by, for a group of parameters.
 
@@ -478,26 +451,6 @@ class Recipe(Section):
             {}
         """
         return dict(self.model.similarity_options) if similarity == self.model.similarity else {}
-
-    def training_similarity(self, epoch: int) -> tuple[SimilarityName, dict[str, int | float]]:
-        """The similarity whose scores the losses see in an epoch, and its options.
-
-        Args:
-            epoch: counted from 0.
-
-        Returns:
-            The model's own, but for the first epochs of `objective.anneal`.
-
-        Examples:
-            >>> from maxmatch import Recipe
-            >>> recipe = Recipe.load("f30k_region_bigru", ["objective.anneal={start: 0.5, end: 0.02, epochs: 2}"])
-            >>> [recipe.training_similarity(epoch) for epoch in range(3)]
-            [('sinkhorn', {'epsilon': 0.5}), ('sinkhorn', {'epsilon': 0.02}), ('maxmatch', {})]
-        """
-        anneal = self.objective.anneal
-        if anneal is not None and epoch < anneal.epochs:
-            return "sinkhorn", {"epsilon": anneal.epsilon(epoch)}
-        return self.model.similarity, dict(self.model.similarity_options)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

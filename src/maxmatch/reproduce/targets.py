@@ -6,7 +6,7 @@ No torch here.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import write_whole
 from maxmatch.evaluation.paper import LOSSES, OURS, departures, tables
-from maxmatch.model.config import PIE, SetPrediction, SimilarityName
+from maxmatch.model.config import GRU, PIE, Conv, SetPrediction, SimilarityName
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import load_recipe
 
@@ -46,7 +46,7 @@ class Variant:
 MAXMATCH = Variant()
 MIL = Variant("mil", ("Div", "MMD"))
 SETDIV = Variant("smooth_chamfer", ("Div", "MMD"))
-VSEPP = Variant("mil", (), set_size=1)
+ONE_VECTOR = Variant("mil", (), set_size=1)
 PVSE = Variant("mil", ("Div", "MMD"), "pie", 2, "pvse")
 MAXMATCH_ON_PVSE = Variant(head="pie")
 
@@ -78,21 +78,32 @@ def changes(variant: Variant, base: Recipe) -> list[str]:
 
 
 def _model(variant: Variant, base: Recipe) -> list[str]:
-    """The changes to head and set size, in a preset or in a whole config."""
-    overrides = []
+    """The changes to head and set size, in a preset or in a whole config. PVSE's head comes with what its code has
+    before it: raw cells, words that do not start small, and none left out.
+    """
+    pie, overrides = variant.head == "pie", list[str]()
+    if pie and base.train.size_augmentation:
+        overrides.append("train.size_augmentation=0.0")
     sizes = {tower: made.set_size for tower, made in base.model.resolved().towers.items()}
     # A size that the base has already is not set again: it would be the same model by another recipe.
     resized = [tower for tower, size in sizes.items() if variant.set_size not in (None, size)]
     if base.model.config is None:
-        if variant.head == "pie":
-            overrides.append("model.options.head=pie")
-            overrides += [f"model.options.{option}=null" for option in _OF_A_SET_HEAD if option in base.model.options]
+        if pie:
+            overrides += ["model.options.head=pie", "model.options.init=xavier"]
+            others = [*_OF_A_SET_HEAD, "word_scale"]
+            overrides += [f"model.options.{option}=null" for option in others if option in base.model.options]
+            if any(isinstance(tower.encoder, Conv) for tower in base.model.resolved().towers.values()):
+                overrides.append("model.options.projection=none")
         if resized:
             overrides.append(f"model.options.set_size={variant.set_size}")
         return overrides
-    for tower in base.model.config.towers:
-        if variant.head == "pie":
-            overrides.append(f"model.config.towers.{tower}.head={{name: pie}}")
+    for tower, made in base.model.config.towers.items():
+        if pie:
+            overrides.append(f"model.config.towers.{tower}.head={{name: pie, init: xavier}}")
+        if pie and isinstance(made.encoder, Conv):
+            overrides.append(f"model.config.towers.{tower}.encoder.projection=none")
+        if pie and isinstance(made.encoder, GRU):
+            overrides.append(f"model.config.towers.{tower}.encoder.word_scale={GRU.model_fields['word_scale'].default}")
         if tower in resized:
             overrides.append(f"model.config.towers.{tower}.set_size={variant.set_size}")
     return overrides
@@ -100,6 +111,7 @@ def _model(variant: Variant, base: Recipe) -> list[str]:
 
 SLOTS = 4  # in the paper's sets
 _SET_SIZES = (1, 2, 4, 8)
+_ONE_VECTOR_TITLE = "one vector, triplet loss"
 _RESNET, _BIGRU, _BERT = "Resnet152 + Bi-GRU", "Faster R-CNN + Bi-GRU", "Faster R-CNN + BERT"
 _RECIPES = {_RESNET: "resnet152_bigru", _BIGRU: "region_bigru", _BERT: "region_bert"}
 
@@ -183,7 +195,7 @@ def _model_of(method: str, data: str, backbones: str) -> tuple[str | None, Varia
     known: dict[str, tuple[str, Variant | None]] = {
         OURS: (f"{data}_{backbones}", MAXMATCH),
         "Set Div": (f"{data}_{backbones}_setdiv", SETDIV),
-        "VSE++": (f"{data}_vsepp", VSEPP),
+        "VSE++": (f"{data}_vsepp", ONE_VECTOR),
         "PVSE": (f"{data}_pvse", PVSE),
         **({"VSE∞": (f"{data}_vseinf_{backbones}", None)} if backbones.startswith("region_") else {}),
         "MaxMatch + PVSE": (f"{data}_pvse_maxmatch", MAXMATCH_ON_PVSE),
@@ -377,11 +389,11 @@ _LATER: dict[str, Any] = {
     "phrases": 0.0, "batches": "mixed", "crop_size": None, "phrase_weight": 0.0, "triplet_reduction": "mean",
     "times": None, "unit_pooled": False, "mlp_reads": "fc", "word_init": "normal", "local": "words", "start": None,
     "bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "kl_weight": 0.0,
-    "set_aside": None, "max_images": None, "gd_isd_centred": False, "slot_con_weight": 0.0,
-    "caption_matching_weight": 0.0, "anneal": None, "slot_scale": 1.0, "slot_noise": 0.0, "spare_slots": 0,
+    "set_aside": None, "max_images": None, "gd_isd_centred": False,
+    "caption_matching_weight": 0.0, "spare_slots": 0,
     "logit_scale": None, "logit_bias": None,
     "head": None, "set_size": None, "unfreeze": {}, "lora": None, "gradient_checkpointing": False,
-    "plain_bce_epochs": 0, "reads": "both",
+    "plain_bce_epochs": 0, "reads": "both", "amsgrad": False,
 }  # fmt: skip
 """The defaults of options that came after models had been reproduced, whose folders must still be found."""
 
@@ -491,6 +503,8 @@ def plan(target: Target, options: ReproduceOptions) -> TablePlan:
         return load(name, *overrides, data_override(recipe, data, options.out))
 
     def planned(line: TableLine) -> PlannedLine:
+        if base is not None and line.variant == ONE_VECTOR:  # made from a base it is not VSE++
+            line = replace(line, title=(_ONE_VECTOR_TITLE,), paper={})
         name = line.recipe if base is None else base
         if line.recipe is None or name is None:
             return PlannedLine(line)

@@ -230,8 +230,7 @@ class Trainer:
         step = make_step(state, criterion, precision=self.precision, chunks=options.accumulate, clip=options.clip)
         if self.parts.runs_backbones or not can_record(options, criterion.options["negatives"], self.here.device):
             return step
-        name, similarity_options = self.recipe.training_similarity(epoch)
-        kind = (frozen, tuple(criterion.options.items()), name, tuple(similarity_options.items()))
+        kind = (frozen, tuple(criterion.options.items()))
         if kind not in self._recorded:
             self._recorded = {kind: RecordedSteps(step)}
         return self._recorded[kind]

@@ -75,7 +75,7 @@ def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
         }
         for group in groups
     ]
-    return torch.optim.AdamW(options, fused=gpu, capturable=gpu)
+    return torch.optim.AdamW(options, amsgrad=train.amsgrad, fused=gpu, capturable=gpu)
 
 
 def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, steps_per_epoch: int) -> float:

@@ -322,9 +322,6 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
             notes.append("mean negatives")
         if recipe.objective.bce_weight and epoch < recipe.objective.plain_bce_epochs:
             notes.append("no pseudo-positives")
-        similarity, options = recipe.training_similarity(epoch)
-        if similarity != recipe.model.similarity:
-            notes.append(f"{similarity}, ε = {options['epsilon']:.2g}")
         lines.append(f"{epoch + 1:<8}{rate:>15.3g}  {', '.join(notes)}".rstrip())
     return "\n".join(lines)
 
@@ -389,8 +386,6 @@ def _milestones(recipe: Recipe) -> list[int]:
     marks = {0, 1, train.epochs // 4, train.epochs // 2, 3 * train.epochs // 4, train.epochs - 1}
     marks |= {until for until in train.freeze.values() if isinstance(until, int)}
     marks |= {recipe.objective.mean_negatives_epochs, recipe.objective.plain_bce_epochs}
-    if recipe.objective.anneal is not None:
-        marks |= {recipe.objective.anneal.epochs - 1, recipe.objective.anneal.epochs}
     if train.schedule.name == "step":
         times = train.epochs if train.schedule.times is None else train.schedule.times
         marks |= set(range(0, train.epochs, train.schedule.every)[: times + 1])

@@ -27,6 +27,7 @@ BEST = "best"
 """The folder of a run's best checkpoint."""
 _PATIENCE = 10  # seconds; workers of a killed run hold its lock until they notice
 _MODEL, _ADAM, _AVERAGE = "model/", "adam/", "average/"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # the last with train.amsgrad
 
 
 @dataclass
@@ -194,7 +195,7 @@ def restore(path: Path, state: TrainingState) -> None:
     known = _under(_ADAM, stored)
     state.adam.state.clear()
     for name, parameter in _named(state.groups).items():
-        mine = {key: known[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in known}
+        mine = {key: known[f"{key}/{name}"] for key in _MOMENTS if f"{key}/{name}" in known}
         if mine:
             if not state.adam.defaults.get("fused"):
                 mine["step"] = mine["step"].cpu()

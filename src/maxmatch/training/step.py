@@ -96,8 +96,7 @@ def slots_and_captions(images: Sets, texts: Sets, positive: Tensor) -> tuple[Ten
 
 def criterion_for(recipe: Recipe, epoch: int, teachers: Sequence[Teacher] = ()) -> Criterion:
     """What a recipe minimises in an epoch."""
-    name, options = recipe.training_similarity(epoch)
-    similarity = partial(SIMILARITIES[name], **options)
+    similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
     return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch), teachers)
 
 

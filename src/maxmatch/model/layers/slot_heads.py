@@ -129,11 +129,8 @@ class AggregationBlock(nn.Module):
 class SlotHead(nn.Module):
     """K slots that take what they need from the local features: LN(E^L).
 
-    E^0 are K learned slots ~ N(0, σ²), σ = slot_scale; E^L is what L aggregation blocks make of them. The blocks share
-    one set of weights, so keys and values are computed once for all of them.
-
-    slot_noise: in training every item's slots start at E^0 + ν ε instead, ε ~ N(0, 1), ν = slot_noise: a slot's number
-    then says less of what it will look for, and so less of which slot of the other side it meets.
+    E^0 are K learned slots ~ N(0, 1); E^L is what L aggregation blocks make of them. The blocks share one set of
+    weights, so keys and values are computed once for all of them.
 
     spare_slots: that many more slots compete for the inputs, and are left out of the set. A slot without competitors
     takes the mean of all inputs, since a softmax over one slot is 1: so K = 1 alone cannot choose what it looks at.
@@ -148,22 +145,15 @@ class SlotHead(nn.Module):
         head_width: int,
         depth: int,
         dropout: float,
-        slot_scale: float,
-        slot_noise: float = 0.0,
         spare_slots: int = 0,
     ) -> None:
         super().__init__()
-        if not slot_scale > 0:
-            raise ValueError(f"slot_scale: expected a positive number, got {slot_scale}: equal slots stay equal.")
-        if not slot_noise >= 0:
-            raise ValueError(f"slot_noise: expected 0 or more, got {slot_noise}.")
         if spare_slots < 0:
             raise ValueError(f"spare_slots: expected 0 or more, got {spare_slots}.")
-        self.slot_noise = slot_noise
         self.width = width
         self.set_size = set_size
         self.depth = depth
-        self.slots = nn.Parameter(slot_scale * torch.randn(set_size + spare_slots, width))
+        self.slots = nn.Parameter(torch.randn(set_size + spare_slots, width))
         self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
         self.residual_norm = nn.LayerNorm(width)
 
@@ -173,8 +163,6 @@ class SlotHead(nn.Module):
         """
         counts = [part.local.shape[0] for part in parts]
         slots = self.slots.expand(sum(counts), -1, -1)
-        if self.training and self.slot_noise:
-            slots = slots + self.slot_noise * torch.randn_like(slots)
         contexts = [self.block.context(part) for part in parts]
         kernels = _slot_kernels(slots)
         if kernels is not None and kernels.can_run(slots, _of_products(slots), [one.keys for one in contexts]):
@@ -216,13 +204,9 @@ class SetHead(SlotHead):
         depth: int = 4,
         dropout: float = 0.1,
         global_feature: Literal["raw", "normalised"] = "raw",
-        slot_scale: float = 1.0,
-        slot_noise: float = 0.0,
         spare_slots: int = 0,
     ) -> None:
-        super().__init__(
-            context_width, width, set_size, heads, head_width, depth, dropout, slot_scale, slot_noise, spare_slots
-        )
+        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, spare_slots)
         if global_feature not in ("raw", "normalised"):
             raise ValueError(f"global_feature: expected raw or normalised, got {global_feature!r}.")
         self.global_feature = global_feature
@@ -257,9 +241,8 @@ class ResidualSetHead(SlotHead):
         head_width: int = 128,
         depth: int = 2,
         dropout: float = 0.1,
-        slot_scale: float = 1.0,
     ) -> None:
-        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale)
+        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout)
         self.gamma = nn.Parameter(torch.zeros(set_size, width))
         self.base = GlobalHead(context_width, width) if base is None else base
 
