@@ -13,7 +13,8 @@ from finished_jobs import Ended, at_once, failed, finish, finish_as_before, sear
 from small_runs import recipe_for, write_data
 
 from maxmatch.core.array_checks import UsageError
-from maxmatch.core.files import read_metrics
+from maxmatch.core.files import METRICS, read_metrics
+from maxmatch.data.dataset import DataError
 from maxmatch.data.load import load_data, read_ids
 from maxmatch.evaluation.measures import mean_measures
 from maxmatch.evaluation.result_tables import render
@@ -24,7 +25,7 @@ from maxmatch.reproduce import compare, reproduce, worker
 from maxmatch.reproduce.study import STUDIES, Measure, StudyPlan, cells_of, draw_trials, is_study, load_study, studies
 from maxmatch.reproduce.targets import ReproduceOptions
 from maxmatch.reproduce.verdict import called
-from maxmatch.training import diagnostics, loop
+from maxmatch.training import loop
 
 TRAIN, ASIDE, PART, VAL, EPOCHS, FINAL_EPOCHS, SEEDS, TRIALS = 24, 6, 10, 8, 1, 2, 2, 2
 STUDY = {
@@ -434,6 +435,27 @@ def test_without_jobs_the_tables_show_what_is_done(place, tmp_path, made_up):
     assert any("not started" in line for line in said)
 
 
+def test_without_jobs_the_features_of_the_models_need_not_be_there(place, tmp_path, made_up, monkeypatch):
+    read, asked = load_data, []
+
+    def load(data, *more):
+        asked.append(data.features)
+        return read(data.model_copy(update={"features": None}), *more)
+
+    gone = ["data.features=gone"]
+    with monkeypatch.context() as patch:
+        patch.setattr("maxmatch.reproduce.referee.load_data", load)
+        run(place, tmp_path, changes=gone)
+    assert set(asked) == {"gone"}
+    made_up.started.clear()
+    found = run(place, tmp_path, jobs=0, changes=gone)
+    assert (found.failed, made_up.started) == (0, [])
+    assert {len(row["ours"]["rsum"]["seeds"]) for row in found.targets[0].data["rows"]} == {SEEDS}
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(DataError, match="gone"):
+            run(place, tmp_path, changes=gone, **more)
+
+
 def test_finals_of_an_older_version_open_and_are_marked_as_not_measured(place, tmp_path, made_up):
     run(place, tmp_path)
     plan = plan_of(place, tmp_path)
@@ -643,25 +665,40 @@ def test_a_study_may_name_every_mean_over_queries():
     assert list(get_args(literal)) == ["rsum", *mean_measures([search_of(0.5, 0)])]
 
 
-def test_without_trials_all_go_into_the_finals_as_they_are_and_those_stuck_are_counted(
-    place, tmp_path, made_up, monkeypatch
-):
-    monkeypatch.setattr(diagnostics, "_WELL_ABOVE_CHANCE", 100)  # of a chance of 3
+def test_without_trials_all_go_into_the_finals_as_they_are(place, tmp_path, made_up):
     for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
         (tmp_path / name).symlink_to(place / name)
     written(tmp_path, tune={}, tuning={"trials": 0}, methods={"MaxMatch": {}, "MIL": {"recipe": "single.yaml"}})
-    made_up.easy = lambda job: 0.9 if job.recipes[0].seed else 0.1
     dry = run(tmp_path, tmp_path / "out", dry_run=True).targets[0].data
     assert dry["phases"]["tuning"]["models"] == 0
     found = run(tmp_path, tmp_path / "out").targets[0]
     assert {(job.split, job.recipes[0].train.lr) for job in made_up.started} == {("val", 3e-3)}
     assert len(made_up.started) == 2 * SEEDS
     assert not plan_of(tmp_path, tmp_path / "out").chosen_file.exists()
-    assert [row["stuck"] for row in found.table.rows] == [f"1 of {SEEDS}"] * 2
+    assert "stuck" not in {column.name for column in found.table.columns}  # no model has a record
     assert found.data["tuning"] == {"MaxMatch": [], "MIL": []}
     written(tmp_path, tuning={"trials": 0})
     with pytest.raises(RecipeError, match="with no trials nothing is tuned"):
         run(tmp_path, tmp_path / "other")
+
+
+def test_a_model_is_stuck_whose_last_epoch_has_a_triplet_loss_of_twice_the_margin(place, tmp_path, made_up):
+    """Whatever its RSUM. One seed of MaxMatch learns at last; MIL has no record, and the last only of its warm-up."""
+    warm = ["objective.mean_negatives_epochs=9"]
+    methods = {"MaxMatch": {}, "MIL": {"changes": ["model.similarity=mil"]}, "warm-up": {"changes": warm}}
+    linked(place, tmp_path, tune={}, tuning={"trials": 0}, methods=methods, goal=None)
+    plan = plan_of(tmp_path, tmp_path / "out")
+    for title in ("MaxMatch", "warm-up"):
+        for job, last in zip(plan.finals(title, ()), (0.996, 0.9), strict=True):
+            level = 2 * job.recipes[0].objective.margin
+            epochs = [(0, 1.2), (1, last - 0.1), (1, last + 0.1)]
+            records = [{"kind": "train", "step": 5, "epoch": epoch, "triplet": at * level} for epoch, at in epochs]
+            job.folder.mkdir(parents=True)
+            (job.folder / METRICS).write_text("\n".join(map(json.dumps, records)) + "\n")
+    found = run(tmp_path, tmp_path / "out").targets[0]
+    assert [row["stuck"] for row in found.table.rows] == [f"1 of {SEEDS} seeds", None, None]
+    assert [row["stuck"] for row in found.data["rows"]] == [[True, False], [None] * SEEDS, [None] * SEEDS]
+    assert any("2 × margin" in note for note in found.table.notes)
 
 
 def test_the_dose_of_the_contrastive_term_is_the_same_for_each_similarity(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from maxmatch.core.array_checks import UsageError
-from maxmatch.core.files import write_whole
+from maxmatch.core.files import read_metrics, write_whole
 from maxmatch.core.progress import Bar
 from maxmatch.data.dataset import Dataset
 from maxmatch.data.load import Say, load_data
@@ -34,7 +34,7 @@ from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
 from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
 from maxmatch.reproduce.worker import Outcome
-from maxmatch.training.diagnostics import well_above_chance
+from maxmatch.training.diagnostics import ended_stuck
 from maxmatch.training.prepare import group_sources, group_weights, training_split
 
 Trials = Mapping[str, Sequence[Trial]]
@@ -47,7 +47,7 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
     if not study.tuning.trials:
         frozen = {title: Chosen(trial=0, cells=()) for title in study.methods}
     trials = {title: plan.trials(title) for title in study.methods}
-    budget = count_budget(plan, trials, frozen, say)
+    budget = count_budget(plan, trials, frozen, say, features=dry_run or at_once != 0)
     if dry_run:
         about = {"target": study.name, "dry_run": True, **budget.to_json()}
         return Reproduction([Reproduced(study.name, about, [], budget_table(plan, budget))], 0, 0)
@@ -160,14 +160,18 @@ class Budget(NamedTuple):
         return {"phases": phases, **{name: getattr(self, name) for name in self._fields[1:]}}
 
 
-def count_budget(plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], say: Say) -> Budget:
-    """Count before anything is trained. The data is read: what cannot be read is refused here."""
+def count_budget(
+    plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], say: Say, *, features: bool = True
+) -> Budget:
+    """Count before anything is trained. The data is read: what cannot be read is refused here. features: False where
+    nothing will be trained, and stores of features need not be there.
+    """
 
     datasets: dict[str, Dataset] = {}
     shown: dict[tuple[str, int], int] = {}  # images in an epoch, by data and batch size
 
     def loaded(recipe: Recipe) -> Dataset:
-        whole = recipe.data.model_copy(update={"max_images": None})
+        whole = recipe.data.model_copy(update={"max_images": None, **({} if features else {"features": None})})
         key = whole.model_dump_json()
         if key not in datasets:
             datasets[key] = load_data(whole, say, recipe.model.resolved().towers)
@@ -278,13 +282,14 @@ def write_study(
 def study_data(
     finals: TablePlan, chosen: Mapping[str, Chosen], outcomes: Outcomes, measures: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows of `figures_data`, with what was chosen and the tests against the reference by each measure; that of
-    RSUM is also where other tables have it.
+    """The rows of `figures_data`, with what was chosen, which seeds are stuck, and the tests against the reference by
+    each measure; that of RSUM is also where other tables have it.
     """
     rows, tests = figures_data(finals, outcomes), against_reference(finals, measures, outcomes)
-    for row in rows:
+    for row, line in zip(rows, finals.lines, strict=True):
         title = row["title"]["method"]
         one = chosen.get(title)
+        row["stuck"] = _stuck(line.jobs, outcomes)
         row["chosen"] = one and one.model_dump(mode="json")
         row["tests"] = {measure: asdict(test) for measure, test in tests[title].items()}
         test = tests[title].get("rsum")
@@ -292,6 +297,9 @@ def study_data(
     return rows
 
 
+_STUCK = (
+    "Stuck: the triplet loss of the last epoch is at least 2 × margin, so that all pairs have nearly the same score."
+)
 _NOT_MEASURED = "not measured"
 
 
@@ -324,7 +332,7 @@ def study_table(
             cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {len(one['cells'])}"}
         if not row["ours"]:
             cells[study.measures[0]] = why_no_figure(row)
-        cells["stuck"] = _stuck(row["ours"])
+        cells["stuck"] = _stuck_seeds(row["stuck"])
         rows.append(cells)
     chances = {
         f"{result['figures']['chance_rsum']:.1f}"
@@ -333,6 +341,7 @@ def study_table(
     }
     notes = [f"{study.name}: {study.description}.", *_protocol(plan, budget)]
     notes += [f"RSUM by chance: {', '.join(sorted(chances))}."] if chances else []
+    notes += [_STUCK] if any(row["stuck"] for row in rows) else []
     for row in data:
         title, one = row["title"]["method"], row["chosen"]
         notes += [f"{title}: not in the finals: {row['not_trained']}."] if row["not_trained"] else []
@@ -343,13 +352,21 @@ def study_table(
     return Table(filled(columns, rows), rows, notes)
 
 
-def _stuck(ours: Mapping[str, Any]) -> Cell:
-    """How many of the seeds have learned nothing: under the hardest negatives, all pairs have the same score."""
-    if "chance_rsum" not in ours:
-        return None
-    both = zip(ours["rsum"]["seeds"], ours["chance_rsum"]["seeds"], strict=True)
-    learned = [well_above_chance({"rsum": rsum, "chance_rsum": chance}) for rsum, chance in both]
-    return None if all(learned) else f"{learned.count(False)} of {len(learned)}"
+def _stuck(jobs: Sequence[Job], outcomes: Outcomes) -> list[bool | None]:
+    """Which of the seeds that were trained ended with all pairs near the same score; None where no record says so."""
+    found = []
+    for job in jobs:
+        if outcomes[job.folder].result is not None:
+            records = read_metrics(job.folder, "train")
+            last = records[-1]["epoch"] if records else 0
+            losses = [one["triplet"] for one in records if one["epoch"] == last and "triplet" in one]
+            found.append(ended_stuck(job.recipes[0], last, losses))
+    return found
+
+
+def _stuck_seeds(seeds: Sequence[bool | None]) -> Cell:
+    known = [one for one in seeds if one is not None]
+    return f"{sum(known)} of {len(known)} seed{'s' if len(known) > 1 else ''}" if known else None
 
 
 _BYTES = [Column(side, f"{side}_bytes_float16", ",.0f", "bytes, float16") for side in ("image", "text")]
