@@ -75,6 +75,14 @@ def plan_of(place, out, study="small.yaml"):
     return StudyPlan(load_study(str(place / study)), ReproduceOptions([str(place / "data")], out))
 
 
+COCO_LIST = STUDIES / "coco_set_aside.txt"
+
+
+def shipped_plan(name, folder):
+    """Of a study that ships, without data that would decide which of its lists is taken."""
+    return StudyPlan(load_study(name), ReproduceOptions([str(folder)], folder, changes=[f"data.set_aside={COCO_LIST}"]))
+
+
 @pytest.fixture(scope="module")
 def ran(place, tmp_path_factory):
     """A dry run, a run, and a second run; what was trained on which images, and what was measured."""
@@ -660,6 +668,48 @@ def test_a_model_is_known_by_what_is_set_aside_and_not_by_where_the_list_lies(pl
     assert folder(known[1:]) != folder(known)
 
 
+def sets_aside(folder, lists, *changes):
+    """The list that a study of the data takes, and the folder of a model."""
+    linked_study = written(folder, set_aside=lists)
+    plan = StudyPlan(load_study(str(linked_study)), ReproduceOptions([str(folder / "data")], folder, changes=changes))
+    job = plan.finals("MaxMatch", ())[0]
+    return Path(job.recipes[0].data.set_aside).name, job.folder
+
+
+def test_of_several_lists_a_study_takes_the_first_that_has_training_images_of_the_data_only(place, tmp_path):
+    linked(place, tmp_path)
+    ids = read_ids(place / "ids.txt")
+    (tmp_path / "elsewhere.txt").write_text("\n".join([*ids, "nobody"]))
+    (tmp_path / "fewer.txt").write_text("\n".join(ids[1:]))
+    alone = sets_aside(tmp_path, "ids.txt")
+    assert alone[0] == "ids.txt"
+    assert sets_aside(tmp_path, ["elsewhere.txt", "ids.txt", "fewer.txt"]) == alone  # and the model is the same one
+    assert sets_aside(tmp_path, ["fewer.txt", "ids.txt"])[0] == "fewer.txt"
+    (tmp_path / "nobody.txt").write_text("nobody\nnothing\n")
+    written(tmp_path, set_aside=["nobody.txt", "elsewhere.txt"])
+    with pytest.raises(ValueError, match=r"elsewhere.txt: 1 of its ids, such as nobody.*training images of this data"):
+        run(tmp_path, tmp_path / "out", dry_run=True)
+
+
+def test_a_list_that_the_user_names_is_set_aside_in_place_of_the_studys(place, tmp_path):
+    linked(place, tmp_path)
+    fewer = tmp_path / "fewer.txt"
+    fewer.write_text("\n".join(read_ids(place / "ids.txt")[1:]))
+    assert sets_aside(tmp_path, "none.txt", f"data.set_aside={fewer}")[0] == "fewer.txt"
+    written(tmp_path)
+    dry = run(tmp_path, tmp_path / "out", dry_run=True, changes=[f"data.set_aside={fewer}"])
+    assert dry.targets[0].data["set_aside"] == ASIDE - 1
+
+
+def test_the_studies_that_ship_set_aside_photos_of_coco_or_of_flickr8k():
+    assert [len(set(read_ids(STUDIES / f"{name}_set_aside.txt"))) for name in ("coco", "flickr8k")] == [2000, 600]
+    for name in studies():
+        assert [Path(file).name for file in load_study(name).set_aside] == [
+            "coco_set_aside.txt",
+            "flickr8k_set_aside.txt",
+        ]
+
+
 def test_a_study_may_name_every_mean_over_queries():
     (literal, *_) = get_args(Measure)
     assert list(get_args(literal)) == ["rsum", *mean_measures([search_of(0.5, 0)])]
@@ -702,7 +752,7 @@ def test_a_model_is_stuck_whose_last_epoch_has_a_triplet_loss_of_twice_the_margi
 
 
 def test_the_dose_of_the_contrastive_term_is_the_same_for_each_similarity(tmp_path):
-    plan = StudyPlan(load_study("dose"), ReproduceOptions([str(tmp_path)], tmp_path))
+    plan = shipped_plan("dose", tmp_path)
     recipes = {title: plan.finals(title, ())[0].recipes[0] for title in plan.study.methods}
     doses = {}
     for recipe in recipes.values():
@@ -730,20 +780,20 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "reference", "methods", "aside"),
+    ("name", "reference", "methods"),
     [
-        ("referee", "MaxMatch", 16, ("coco_set_aside.txt", 2000)),
-        ("hypotheses", "MaxMatch (Div + MMD)", 16, ("coco_set_aside.txt", 2000)),
-        pytest.param("referee_flickr8k", "MaxMatch", 16, ("flickr8k_set_aside.txt", 600), marks=pytest.mark.slow),
+        ("referee", "MaxMatch", 16),
+        ("hypotheses", "MaxMatch (Div + MMD)", 16),
+        pytest.param("referee_flickr8k", "MaxMatch", 16, marks=pytest.mark.slow),
     ],
 )
-def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, aside, tmp_path):
+def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
     shipped = ["dose", "finalists", "finalists_finetuned", "finalists_flickr8k", "hypotheses"]
     assert list(studies()) == [*shipped, "one_vector", "referee", "referee_flickr8k"]
     assert is_study(name)
     assert not is_study("ablation")
-    study = load_study(name)
-    plan = StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path))
+    plan = shipped_plan(name, tmp_path)
+    study = plan.study
     assert study.reference == reference
     assert len(study.methods) >= methods
     for title in study.methods:
@@ -756,8 +806,6 @@ def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, 
         assert (trial.train.epochs * shown, final.train.epochs * shown) == (study.tuning.epochs, study.final.epochs)
         assert final.train.early_stop * shown == study.final.early_stop
         assert trial.train.validate_every * shown == final.train.validate_every * shown == 1
-    assert len(set(read_ids(STUDIES / aside[0]))) == aside[1]
-    assert Path(study.set_aside) == STUDIES / aside[0]
 
 
 def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_them(tmp_path):
@@ -771,7 +819,7 @@ def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_th
     assert mine.methods.keys() == base.methods.keys()
     assert (mine.set_aside, mine.base) == (base.set_aside, base.base)  # of the folder `few`
     (tmp_path / "mine.yaml").write_text("extends: few/small.yaml\nset_aside: own.txt\n")
-    assert load_study(str(tmp_path / "mine.yaml")).set_aside == str(tmp_path / "own.txt")
+    assert load_study(str(tmp_path / "mine.yaml")).set_aside == (str(tmp_path / "own.txt"),)
     (tmp_path / "mine.yaml").write_text("extends: mine.yaml\n")
     with pytest.raises(RecipeError, match=r"mine.yaml:1: extends: a cycle"):
         load_study(str(tmp_path / "mine.yaml"))
@@ -794,7 +842,7 @@ _CHOSEN = {
 
 def test_the_finalists_are_the_models_of_the_trials_that_were_chosen(tmp_path):
     def plan(name):
-        return StudyPlan(load_study(name), ReproduceOptions([str(tmp_path)], tmp_path))
+        return shipped_plan(name, tmp_path)
 
     finalists = plan("finalists")
     assert finalists.study.methods.keys() == _CHOSEN.keys()
@@ -828,10 +876,10 @@ def test_only_names_at_least_two_methods_of_the_study(tmp_path, only, problem):
 
 
 def test_the_hypotheses_have_the_budget_of_the_referee_and_share_the_models_of_the_methods_that_both_have(tmp_path):
-    ours, referee = (load_study(name) for name in ("hypotheses", "referee"))
+    plans = [shipped_plan(name, tmp_path) for name in ("hypotheses", "referee")]
+    ours, referee = (plan.study for plan in plans)
     for key in ("base", "measures", "set_aside", "changes", "tune", "tuning", "final"):
         assert getattr(ours, key) == getattr(referee, key)
-    plans = [StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path)) for study in (ours, referee)]
     shared = ours.methods.keys() & referee.methods.keys()
     assert shared == {"MaxMatch (Div + MMD)", "fixed pairing", "SetDiv", "MIL"}
     for title in shared:
