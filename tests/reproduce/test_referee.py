@@ -464,6 +464,43 @@ def test_without_jobs_the_features_of_the_models_need_not_be_there(place, tmp_pa
             run(place, tmp_path, changes=gone, **more)
 
 
+def test_only_some_methods_are_tuned_and_trained_and_the_tables_show_the_rest_as_it_was_left(place, tmp_path, made_up):
+    dry = run(place, tmp_path, dry_run=True, only=["MIL"]).targets[0]
+    assert dry.data["phases"]["in all"]["models"] == TRIALS + SEEDS
+    assert any("MIL" in note for note in dry.table.notes)
+    first = run(place, tmp_path, only=["MIL"])
+    assert (first.models, first.failed, len(made_up.started)) == (TRIALS + SEEDS, 0, TRIALS + SEEDS)
+    assert {job.recipes[0].model.similarity for job in made_up.started} == {"mil"}
+    assert plan_of(place, tmp_path).read_chosen().keys() == {"MIL"}
+    assert [row["rsum"] == "not trained" for row in first.targets[0].table.rows] == [True, False, True]
+
+    made_up.started.clear()
+    second = run(place, tmp_path, only=["MaxMatch"])
+    assert len(made_up.started) == second.models == TRIALS + SEEDS
+    rows = second.targets[0].data["rows"]
+    assert [bool(row["ours"]) for row in rows] == [True, True, False]
+    against, goal = second.targets[0].further[-2:]
+    assert "2 rivals × 3 measures (Holm)" in against.notes[0]  # the family is that of the study
+    assert against.notes[1].startswith("Compared: MIL. The other 1 ")
+    assert "1 rivals" in goal.notes[-1]
+    by = [rows[1]["tests"][name]["p"] for name in MEASURES]
+    assert [rows[1]["tests"][name]["p_holm"] for name in MEASURES] == holm([*by, 1.0, 1.0, 1.0])[:3]
+
+    made_up.started.clear()
+    whole = run(place, tmp_path)  # what is left
+    assert (whole.models, len(made_up.started)) == (TRIALS + 3 * SEEDS, TRIALS + SEEDS)
+    assert len(whole.targets[0].further[-2].notes) == 1
+
+
+def test_an_unknown_method_is_refused_with_near_ones_and_only_is_of_studies(place, tmp_path):
+    with pytest.raises(UsageError, match=r"small has no method 'maxmach'.*'MaxMatch'\?"):
+        run(place, tmp_path, only=["maxmach"])
+    with pytest.raises(UsageError, match=r"'SetDivs'.*MaxMatch, MIL, one vector"):
+        run(place, tmp_path, only=["MIL", "SetDivs"])
+    with pytest.raises(UsageError, match="study"):
+        reproduce("ablation", "scenes", out=tmp_path, only=["MIL"])
+
+
 def test_finals_of_an_older_version_open_and_are_marked_as_not_measured(place, tmp_path, made_up):
     run(place, tmp_path)
     plan = plan_of(place, tmp_path)

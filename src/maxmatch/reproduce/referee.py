@@ -33,7 +33,7 @@ from maxmatch.reproduce.compare import (
 from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
 from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
-from maxmatch.reproduce.worker import Outcome
+from maxmatch.reproduce.worker import Outcome, sweep
 from maxmatch.training.diagnostics import ended_stuck
 from maxmatch.training.prepare import group_sources, group_weights, training_split
 
@@ -42,21 +42,27 @@ Trials = Mapping[str, Sequence[Trial]]
 
 
 def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar) -> Reproduction:
-    """Run both phases of a study; what is done already is not done again. dry_run: only count what there is to do."""
+    """Run both phases of a study, of the methods that are wanted; what is done already is not done again. dry_run: only
+    count what there is to do.
+    """
     study, frozen = plan.study, plan.read_chosen()
     if not study.tuning.trials:
         frozen = {title: Chosen(trial=0, cells=()) for title in study.methods}
     trials = {title: plan.trials(title) for title in study.methods}
-    budget = count_budget(plan, trials, frozen, say, features=dry_run or at_once != 0)
+    ours = {title: trials[title] for title in plan.wanted}
+    ready = {title: one for title, one in frozen.items() if title in ours}
+    budget = count_budget(plan, ours, ready, say, features=dry_run or at_once != 0)
     if dry_run:
         about = {"target": study.name, "dry_run": True, **budget.to_json()}
         return Reproduction([Reproduced(study.name, about, [], budget_table(plan, budget))], 0, 0)
     for phase in budget.phases:
         say(f"{phase.name}: {phase.models} models, {phase.done} of them done before")
-    tuned = _once(trial.job for title in trials if title not in frozen for trial in trials[title])
+    tuned = _once(trial.job for title in ours if title not in frozen for trial in trials[title])
     outcomes = run_jobs(tuned, plan.options.out, at_once, device, say, bar)
     chosen = {}
     for title, tried in trials.items():
+        if title not in ours and title not in frozen:
+            continue
         stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
         best = frozen.get(title) or choose(tried, outcomes, study.main)
         if stopped:  # with fewer trials it would have another budget
@@ -71,9 +77,14 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
     if study.tuning.trials:
         say(f"chosen values: {plan.chosen_file}")
     finals = finals_plan(plan, chosen)
-    outcomes |= run_jobs(finals.jobs, plan.options.out, at_once, device, say, bar)
+    folders = {job.folder for line in finals.lines if line.line.title[0] in ours for job in line.jobs}
+    outcomes |= run_jobs(
+        [job for job in finals.jobs if job.folder in folders], plan.options.out, at_once, device, say, bar
+    )
+    models, failed = len(outcomes), sum(outcome.result is None for outcome in outcomes.values())
+    outcomes |= sweep([job for job in finals.jobs if job.folder not in outcomes], 0, device, lambda job, outcome: None)
     made = write_study(plan, trials, chosen, finals, budget, outcomes)
-    return Reproduction([made], len(outcomes), sum(outcome.result is None for outcome in outcomes.values()))
+    return Reproduction([made], models, failed)
 
 
 def _once(jobs: Any) -> list[Job]:
@@ -242,6 +253,8 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
         f"set aside choose the epoch. The {budget.final_split:,} images of {final.split!r} are looked at once per "
         f"model. Methods are compared by {', '.join(map(called, study.measures))}.",
     ]
+    if plan.only:
+        lines.append(f"Tuned and trained by this command: {', '.join(plan.wanted)}. The others are as they were left.")
     if longer:
         lines.append(f"Of these, several epochs count as one, since each shows fewer captions: {', '.join(longer)}.")
     return lines

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from math import prod
@@ -297,12 +298,30 @@ class Chosen(Section):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The jobs of a study. options: the data, where all is written, and the user's changes to all recipes."""
+    """The jobs of a study. options: the data, where all is written, and the user's changes to all recipes. only: the
+    methods that are tuned and trained, where not all are; what is left of the others is shown.
+    """
 
     study: Study
     options: ReproduceOptions
+    only: Sequence[str] = ()
     _fitting: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The list of what is set aside that fits the data, by the data."""
+
+    def __post_init__(self) -> None:
+        known = {title.lower(): title for title in self.study.methods}
+        for title in self.only:
+            if title not in self.study.methods:
+                near = [known[one] for one in get_close_matches(title.lower(), known, n=3)]
+                advice = (
+                    f"Did you mean {' or '.join(map(repr, near))}?" if near else f"It has {', '.join(known.values())}."
+                )
+                raise UsageError(f"only: {self.study.name} has no method {title!r}. {advice}")
+
+    @property
+    def wanted(self) -> list[str]:
+        """The methods that are tuned and trained."""
+        return [title for title in self.study.methods if not self.only or title in self.only]
 
     def trials(self, title: str) -> list[Trial]:
         """All trials of a method."""
