@@ -826,7 +826,7 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
     shipped = ["dose", "finalists", "finalists_finetuned", "finalists_flickr8k", "hypotheses"]
-    assert list(studies()) == [*shipped, "one_vector", "referee", "referee_flickr8k"]
+    assert list(studies()) == [*shipped, "one_vector", "referee", "referee_flickr8k", "referee_rest"]
     assert is_study(name)
     assert not is_study("ablation")
     plan = shipped_plan(name, tmp_path)
@@ -889,6 +889,50 @@ def test_the_finalists_are_the_models_of_the_trials_that_were_chosen(tmp_path):
         assert len(many) == 8
         chosen = few.trials(method)[number - 1]
         assert [job.folder for job in many[:3]] == [job.folder for job in few.finals(method, chosen.changes)]
+
+
+def test_the_rest_of_the_referee_are_the_models_of_the_only_trials_with_the_values_of_the_log(tmp_path):
+    """Of rate, contrastive weight and margin; VSE++ and VSE∞ have no contrastive term."""
+    best = {
+        "MaxMatch (Div + MMD)": (1e-3, 0.1, 0.2),
+        "MaxSim": (1e-3, 0.1, 0.2),
+        "Sinkhorn": (1e-3, 0.1, 0.2),
+        "one vector, D = 4096": (2e-4, 1.0, 0.1),
+        "VSE++": (2e-3, 0, 0.1),
+        "VSE∞": (2e-3, 0, 0.1),
+    }
+    rest, referee = (shipped_plan(name, tmp_path) for name in ("referee_rest", "referee"))
+    for key in ("base", "measures", "set_aside", "changes", "final"):
+        assert getattr(rest.study, key) == getattr(referee.study, key)
+    assert list(rest.study.methods) == list(best)
+    for title, values in best.items():
+        found = [
+            trial.changes
+            for trial in referee.trials(title)
+            for recipe in trial.job.recipes
+            if (recipe.train.lr, recipe.objective.con_weight, recipe.objective.margin) == values
+        ]
+        (chosen,) = found
+        jobs = [[job.folder for job in plan.finals(title, how)] for plan, how in ((rest, ()), (referee, chosen))]
+        assert rest.trials(title) == []
+        assert jobs[0] == jobs[1]
+
+
+def test_one_vector_has_the_values_of_its_tuning_and_of_mils_without_and_with_spare_slots(tmp_path):
+    ours, finalists = (shipped_plan(name, tmp_path) for name in ("one_vector", "finalists"))
+
+    def first(plan, title):
+        return plan.finals(title, ())[0]
+
+    for title, other in (("MaxMatch (Div + MMD)", None), ("MIL", None), ("one vector", "one vector, D = 1024")):
+        assert first(ours, title).folder == first(finalists, other or title).folder
+    bare, mil, spare = (
+        first(ours, title).recipes[0] for title in ("one vector, as MIL", "MIL", "one vector and 3 spare, as MIL")
+    )
+    assert bare.objective == mil.objective.model_copy(update={"div_weight": 0.0}) == spare.objective
+    assert (bare.train, bare.data, bare.model.similarity) == (mil.train, mil.data, "mil")
+    assert bare.model.options == {**mil.model.options, "set_size": 1}
+    assert spare.model.options == {**bare.model.options, "spare_slots": 3}
 
 
 def test_a_study_may_have_some_methods_of_another_only(tmp_path):
