@@ -226,6 +226,7 @@ def test_a_table_is_reproduced_from_python(data, tmp_path, monkeypatch):
         (["ablation", "--data", "scenes", "--dry-run"], "study"),
         (["referee", "ablation", "--data", "scenes"], "alone"),
         (["nowhere.yaml", "--data", "scenes"], "nowhere.yaml"),
+        (["one_vector", "--data", "scenes", "--only", "mill"], "'MIL'"),
     ],
 )
 def test_wrong_use_is_exit_2(given, expected, capsys, tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from finished_jobs import Ended, at_once, failed, finish, finish_as_before, sear
 from small_runs import recipe_for, write_data
 
 from maxmatch.core.array_checks import UsageError
-from maxmatch.core.files import read_metrics
+from maxmatch.core.files import METRICS, read_metrics
+from maxmatch.data.dataset import DataError
 from maxmatch.data.load import load_data, read_ids
 from maxmatch.evaluation.measures import mean_measures
 from maxmatch.evaluation.result_tables import render
@@ -24,7 +25,7 @@ from maxmatch.reproduce import compare, reproduce, worker
 from maxmatch.reproduce.study import STUDIES, Measure, StudyPlan, cells_of, draw_trials, is_study, load_study, studies
 from maxmatch.reproduce.targets import ReproduceOptions
 from maxmatch.reproduce.verdict import called
-from maxmatch.training import diagnostics, loop
+from maxmatch.training import loop
 
 TRAIN, ASIDE, PART, VAL, EPOCHS, FINAL_EPOCHS, SEEDS, TRIALS = 24, 6, 10, 8, 1, 2, 2, 2
 STUDY = {
@@ -72,6 +73,14 @@ def run(place, out, study="small.yaml", jobs=1, **more):
 
 def plan_of(place, out, study="small.yaml"):
     return StudyPlan(load_study(str(place / study)), ReproduceOptions([str(place / "data")], out))
+
+
+COCO_LIST = STUDIES / "coco_set_aside.txt"
+
+
+def shipped_plan(name, folder):
+    """Of a study that ships, without data that would decide which of its lists is taken."""
+    return StudyPlan(load_study(name), ReproduceOptions([str(folder)], folder, changes=[f"data.set_aside={COCO_LIST}"]))
 
 
 @pytest.fixture(scope="module")
@@ -434,6 +443,64 @@ def test_without_jobs_the_tables_show_what_is_done(place, tmp_path, made_up):
     assert any("not started" in line for line in said)
 
 
+def test_without_jobs_the_features_of_the_models_need_not_be_there(place, tmp_path, made_up, monkeypatch):
+    read, asked = load_data, []
+
+    def load(data, *more):
+        asked.append(data.features)
+        return read(data.model_copy(update={"features": None}), *more)
+
+    gone = ["data.features=gone"]
+    with monkeypatch.context() as patch:
+        patch.setattr("maxmatch.reproduce.referee.load_data", load)
+        run(place, tmp_path, changes=gone)
+    assert set(asked) == {"gone"}
+    made_up.started.clear()
+    found = run(place, tmp_path, jobs=0, changes=gone)
+    assert (found.failed, made_up.started) == (0, [])
+    assert {len(row["ours"]["rsum"]["seeds"]) for row in found.targets[0].data["rows"]} == {SEEDS}
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(DataError, match="gone"):
+            run(place, tmp_path, changes=gone, **more)
+
+
+def test_only_some_methods_are_tuned_and_trained_and_the_tables_show_the_rest_as_it_was_left(place, tmp_path, made_up):
+    dry = run(place, tmp_path, dry_run=True, only=["MIL"]).targets[0]
+    assert dry.data["phases"]["in all"]["models"] == TRIALS + SEEDS
+    assert any("MIL" in note for note in dry.table.notes)
+    first = run(place, tmp_path, only=["MIL"])
+    assert (first.models, first.failed, len(made_up.started)) == (TRIALS + SEEDS, 0, TRIALS + SEEDS)
+    assert {job.recipes[0].model.similarity for job in made_up.started} == {"mil"}
+    assert plan_of(place, tmp_path).read_chosen().keys() == {"MIL"}
+    assert [row["rsum"] == "not trained" for row in first.targets[0].table.rows] == [True, False, True]
+
+    made_up.started.clear()
+    second = run(place, tmp_path, only=["MaxMatch"])
+    assert len(made_up.started) == second.models == TRIALS + SEEDS
+    rows = second.targets[0].data["rows"]
+    assert [bool(row["ours"]) for row in rows] == [True, True, False]
+    against, goal = second.targets[0].further[-2:]
+    assert "2 rivals × 3 measures (Holm)" in against.notes[0]  # the family is that of the study
+    assert against.notes[1].startswith("Compared: MIL. The other 1 ")
+    assert "1 rivals" in goal.notes[-1]
+    by = [rows[1]["tests"][name]["p"] for name in MEASURES]
+    assert [rows[1]["tests"][name]["p_holm"] for name in MEASURES] == holm([*by, 1.0, 1.0, 1.0])[:3]
+
+    made_up.started.clear()
+    whole = run(place, tmp_path)  # what is left
+    assert (whole.models, len(made_up.started)) == (TRIALS + 3 * SEEDS, TRIALS + SEEDS)
+    assert len(whole.targets[0].further[-2].notes) == 1
+
+
+def test_an_unknown_method_is_refused_with_near_ones_and_only_is_of_studies(place, tmp_path):
+    with pytest.raises(UsageError, match=r"small has no method 'maxmach'.*'MaxMatch'\?"):
+        run(place, tmp_path, only=["maxmach"])
+    with pytest.raises(UsageError, match=r"'SetDivs'.*MaxMatch, MIL, one vector"):
+        run(place, tmp_path, only=["MIL", "SetDivs"])
+    with pytest.raises(UsageError, match="study"):
+        reproduce("ablation", "scenes", out=tmp_path, only=["MIL"])
+
+
 def test_finals_of_an_older_version_open_and_are_marked_as_not_measured(place, tmp_path, made_up):
     run(place, tmp_path)
     plan = plan_of(place, tmp_path)
@@ -638,34 +705,91 @@ def test_a_model_is_known_by_what_is_set_aside_and_not_by_where_the_list_lies(pl
     assert folder(known[1:]) != folder(known)
 
 
+def sets_aside(folder, lists, *changes):
+    """The list that a study of the data takes, and the folder of a model."""
+    linked_study = written(folder, set_aside=lists)
+    plan = StudyPlan(load_study(str(linked_study)), ReproduceOptions([str(folder / "data")], folder, changes=changes))
+    job = plan.finals("MaxMatch", ())[0]
+    return Path(job.recipes[0].data.set_aside).name, job.folder
+
+
+def test_of_several_lists_a_study_takes_the_first_that_has_training_images_of_the_data_only(place, tmp_path):
+    linked(place, tmp_path)
+    ids = read_ids(place / "ids.txt")
+    (tmp_path / "elsewhere.txt").write_text("\n".join([*ids, "nobody"]))
+    (tmp_path / "fewer.txt").write_text("\n".join(ids[1:]))
+    alone = sets_aside(tmp_path, "ids.txt")
+    assert alone[0] == "ids.txt"
+    assert sets_aside(tmp_path, ["elsewhere.txt", "ids.txt", "fewer.txt"]) == alone  # and the model is the same one
+    assert sets_aside(tmp_path, ["fewer.txt", "ids.txt"])[0] == "fewer.txt"
+    (tmp_path / "nobody.txt").write_text("nobody\nnothing\n")
+    written(tmp_path, set_aside=["nobody.txt", "elsewhere.txt"])
+    with pytest.raises(ValueError, match=r"elsewhere.txt: 1 of its ids, such as nobody.*training images of this data"):
+        run(tmp_path, tmp_path / "out", dry_run=True)
+
+
+def test_a_list_that_the_user_names_is_set_aside_in_place_of_the_studys(place, tmp_path):
+    linked(place, tmp_path)
+    fewer = tmp_path / "fewer.txt"
+    fewer.write_text("\n".join(read_ids(place / "ids.txt")[1:]))
+    assert sets_aside(tmp_path, "none.txt", f"data.set_aside={fewer}")[0] == "fewer.txt"
+    written(tmp_path)
+    dry = run(tmp_path, tmp_path / "out", dry_run=True, changes=[f"data.set_aside={fewer}"])
+    assert dry.targets[0].data["set_aside"] == ASIDE - 1
+
+
+def test_the_studies_that_ship_set_aside_photos_of_coco_or_of_flickr8k():
+    assert [len(set(read_ids(STUDIES / f"{name}_set_aside.txt"))) for name in ("coco", "flickr8k")] == [2000, 600]
+    for name in studies():
+        assert [Path(file).name for file in load_study(name).set_aside] == [
+            "coco_set_aside.txt",
+            "flickr8k_set_aside.txt",
+        ]
+
+
 def test_a_study_may_name_every_mean_over_queries():
     (literal, *_) = get_args(Measure)
     assert list(get_args(literal)) == ["rsum", *mean_measures([search_of(0.5, 0)])]
 
 
-def test_without_trials_all_go_into_the_finals_as_they_are_and_those_stuck_are_counted(
-    place, tmp_path, made_up, monkeypatch
-):
-    monkeypatch.setattr(diagnostics, "_WELL_ABOVE_CHANCE", 100)  # of a chance of 3
+def test_without_trials_all_go_into_the_finals_as_they_are(place, tmp_path, made_up):
     for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
         (tmp_path / name).symlink_to(place / name)
     written(tmp_path, tune={}, tuning={"trials": 0}, methods={"MaxMatch": {}, "MIL": {"recipe": "single.yaml"}})
-    made_up.easy = lambda job: 0.9 if job.recipes[0].seed else 0.1
     dry = run(tmp_path, tmp_path / "out", dry_run=True).targets[0].data
     assert dry["phases"]["tuning"]["models"] == 0
     found = run(tmp_path, tmp_path / "out").targets[0]
     assert {(job.split, job.recipes[0].train.lr) for job in made_up.started} == {("val", 3e-3)}
     assert len(made_up.started) == 2 * SEEDS
     assert not plan_of(tmp_path, tmp_path / "out").chosen_file.exists()
-    assert [row["stuck"] for row in found.table.rows] == [f"1 of {SEEDS}"] * 2
+    assert "stuck" not in {column.name for column in found.table.columns}  # no model has a record
     assert found.data["tuning"] == {"MaxMatch": [], "MIL": []}
     written(tmp_path, tuning={"trials": 0})
     with pytest.raises(RecipeError, match="with no trials nothing is tuned"):
         run(tmp_path, tmp_path / "other")
 
 
+def test_a_model_is_stuck_whose_last_epoch_has_a_triplet_loss_of_twice_the_margin(place, tmp_path, made_up):
+    """Whatever its RSUM. One seed of MaxMatch learns at last; MIL has no record, and the last only of its warm-up."""
+    warm = ["objective.mean_negatives_epochs=9"]
+    methods = {"MaxMatch": {}, "MIL": {"changes": ["model.similarity=mil"]}, "warm-up": {"changes": warm}}
+    linked(place, tmp_path, tune={}, tuning={"trials": 0}, methods=methods, goal=None)
+    plan = plan_of(tmp_path, tmp_path / "out")
+    for title in ("MaxMatch", "warm-up"):
+        for job, last in zip(plan.finals(title, ()), (0.996, 0.9), strict=True):
+            level = 2 * job.recipes[0].objective.margin
+            epochs = [(0, 1.2), (1, last - 0.1), (1, last + 0.1)]
+            records = [{"kind": "train", "step": 5, "epoch": epoch, "triplet": at * level} for epoch, at in epochs]
+            job.folder.mkdir(parents=True)
+            (job.folder / METRICS).write_text("\n".join(map(json.dumps, records)) + "\n")
+    found = run(tmp_path, tmp_path / "out").targets[0]
+    assert [row["stuck"] for row in found.table.rows] == [f"1 of {SEEDS} seeds", None, None]
+    assert [row["stuck"] for row in found.data["rows"]] == [[True, False], [None] * SEEDS, [None] * SEEDS]
+    assert any("2 × margin" in note for note in found.table.notes)
+
+
 def test_the_dose_of_the_contrastive_term_is_the_same_for_each_similarity(tmp_path):
-    plan = StudyPlan(load_study("dose"), ReproduceOptions([str(tmp_path)], tmp_path))
+    plan = shipped_plan("dose", tmp_path)
     recipes = {title: plan.finals(title, ())[0].recipes[0] for title in plan.study.methods}
     doses = {}
     for recipe in recipes.values():
@@ -693,20 +817,20 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "reference", "methods", "aside"),
+    ("name", "reference", "methods"),
     [
-        ("referee", "MaxMatch", 16, ("coco_set_aside.txt", 2000)),
-        ("hypotheses", "MaxMatch (Div + MMD)", 8, ("coco_set_aside.txt", 2000)),
-        pytest.param("referee_flickr8k", "MaxMatch", 16, ("flickr8k_set_aside.txt", 600), marks=pytest.mark.slow),
+        ("referee", "MaxMatch", 16),
+        ("hypotheses", "MaxMatch (Div + MMD)", 8),
+        pytest.param("referee_flickr8k", "MaxMatch", 16, marks=pytest.mark.slow),
     ],
 )
-def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, aside, tmp_path):
+def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
     shipped = ["dose", "finalists", "finalists_finetuned", "finalists_flickr8k", "hypotheses"]
-    assert list(studies()) == [*shipped, "one_vector", "referee", "referee_flickr8k"]
+    assert list(studies()) == [*shipped, "one_vector", "referee", "referee_flickr8k", "referee_rest"]
     assert is_study(name)
     assert not is_study("ablation")
-    study = load_study(name)
-    plan = StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path))
+    plan = shipped_plan(name, tmp_path)
+    study = plan.study
     assert study.reference == reference
     assert len(study.methods) >= methods
     for title in study.methods:
@@ -719,8 +843,6 @@ def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, 
         assert (trial.train.epochs * shown, final.train.epochs * shown) == (study.tuning.epochs, study.final.epochs)
         assert final.train.early_stop * shown == study.final.early_stop
         assert trial.train.validate_every * shown == final.train.validate_every * shown == 1
-    assert len(set(read_ids(STUDIES / aside[0]))) == aside[1]
-    assert Path(study.set_aside) == STUDIES / aside[0]
 
 
 def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_them(tmp_path):
@@ -734,7 +856,7 @@ def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_th
     assert mine.methods.keys() == base.methods.keys()
     assert (mine.set_aside, mine.base) == (base.set_aside, base.base)  # of the folder `few`
     (tmp_path / "mine.yaml").write_text("extends: few/small.yaml\nset_aside: own.txt\n")
-    assert load_study(str(tmp_path / "mine.yaml")).set_aside == str(tmp_path / "own.txt")
+    assert load_study(str(tmp_path / "mine.yaml")).set_aside == (str(tmp_path / "own.txt"),)
     (tmp_path / "mine.yaml").write_text("extends: mine.yaml\n")
     with pytest.raises(RecipeError, match=r"mine.yaml:1: extends: a cycle"):
         load_study(str(tmp_path / "mine.yaml"))
@@ -757,7 +879,7 @@ _CHOSEN = {
 
 def test_the_finalists_are_the_models_of_the_trials_that_were_chosen(tmp_path):
     def plan(name):
-        return StudyPlan(load_study(name), ReproduceOptions([str(tmp_path)], tmp_path))
+        return shipped_plan(name, tmp_path)
 
     finalists = plan("finalists")
     assert finalists.study.methods.keys() == _CHOSEN.keys()
@@ -767,6 +889,50 @@ def test_the_finalists_are_the_models_of_the_trials_that_were_chosen(tmp_path):
         assert len(many) == 8
         chosen = few.trials(method)[number - 1]
         assert [job.folder for job in many[:3]] == [job.folder for job in few.finals(method, chosen.changes)]
+
+
+def test_the_rest_of_the_referee_are_the_models_of_the_only_trials_with_the_values_of_the_log(tmp_path):
+    """Of rate, contrastive weight and margin; VSE++ and VSE∞ have no contrastive term."""
+    best = {
+        "MaxMatch (Div + MMD)": (1e-3, 0.1, 0.2),
+        "MaxSim": (1e-3, 0.1, 0.2),
+        "Sinkhorn": (1e-3, 0.1, 0.2),
+        "one vector, D = 4096": (2e-4, 1.0, 0.1),
+        "VSE++": (2e-3, 0, 0.1),
+        "VSE∞": (2e-3, 0, 0.1),
+    }
+    rest, referee = (shipped_plan(name, tmp_path) for name in ("referee_rest", "referee"))
+    for key in ("base", "measures", "set_aside", "changes", "final"):
+        assert getattr(rest.study, key) == getattr(referee.study, key)
+    assert list(rest.study.methods) == list(best)
+    for title, values in best.items():
+        found = [
+            trial.changes
+            for trial in referee.trials(title)
+            for recipe in trial.job.recipes
+            if (recipe.train.lr, recipe.objective.con_weight, recipe.objective.margin) == values
+        ]
+        (chosen,) = found
+        jobs = [[job.folder for job in plan.finals(title, how)] for plan, how in ((rest, ()), (referee, chosen))]
+        assert rest.trials(title) == []
+        assert jobs[0] == jobs[1]
+
+
+def test_one_vector_has_the_values_of_its_tuning_and_of_mils_without_and_with_spare_slots(tmp_path):
+    ours, finalists = (shipped_plan(name, tmp_path) for name in ("one_vector", "finalists"))
+
+    def first(plan, title):
+        return plan.finals(title, ())[0]
+
+    for title, other in (("MaxMatch (Div + MMD)", None), ("MIL", None), ("one vector", "one vector, D = 1024")):
+        assert first(ours, title).folder == first(finalists, other or title).folder
+    bare, mil, spare = (
+        first(ours, title).recipes[0] for title in ("one vector, as MIL", "MIL", "one vector and 3 spare, as MIL")
+    )
+    assert bare.objective == mil.objective.model_copy(update={"div_weight": 0.0}) == spare.objective
+    assert (bare.train, bare.data, bare.model.similarity) == (mil.train, mil.data, "mil")
+    assert bare.model.options == {**mil.model.options, "set_size": 1}
+    assert spare.model.options == {**bare.model.options, "spare_slots": 3}
 
 
 def test_a_study_may_have_some_methods_of_another_only(tmp_path):
@@ -791,10 +957,10 @@ def test_only_names_at_least_two_methods_of_the_study(tmp_path, only, problem):
 
 
 def test_the_hypotheses_have_the_budget_of_the_referee_and_share_the_models_of_the_methods_that_both_have(tmp_path):
-    ours, referee = (load_study(name) for name in ("hypotheses", "referee"))
+    plans = [shipped_plan(name, tmp_path) for name in ("hypotheses", "referee")]
+    ours, referee = (plan.study for plan in plans)
     for key in ("base", "measures", "set_aside", "changes", "tune", "tuning", "final"):
         assert getattr(ours, key) == getattr(referee, key)
-    plans = [StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path)) for study in (ours, referee)]
     shared = ours.methods.keys() & referee.methods.keys()
     assert shared == {"MaxMatch (Div + MMD)", "fixed pairing", "SetDiv", "MIL"}
     for title in shared:

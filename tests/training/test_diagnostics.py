@@ -86,6 +86,24 @@ def test_a_model_that_ranks_well_above_chance_passes_by_twice_the_margin():
     assert stuck([0.4] * 20, found=LEARNS) is None
 
 
+@pytest.mark.parametrize(
+    ("losses", "objective", "expected"),
+    [
+        ([0.402], {}, True),
+        ([0.399, 0.4], {}, True),  # a little below is near enough
+        ([0.336], {}, False),
+        ([0.402], {"mean_negatives_epochs": 3}, None),
+        ([0.402], {"triplet_weight": 0.0, "con_weight": 0.1}, None),
+        ([], {}, None),
+        ([12.9, 8.0], {"triplet_reduction": "sum"}, True),  # 2 × 0.2 × 32 pairs, and windows with a smaller batch
+        ([0.402], {"triplet_reduction": "sum"}, False),
+    ],
+)
+def test_a_training_ends_stuck_at_twice_the_margin_or_above_in_its_last_epoch(losses, objective, expected):
+    recipe = recipe_for("nowhere", objective={**TRIPLET_ALONE, **objective}, batch_size=32, batch_captions=1)
+    assert diagnostics.ended_stuck(recipe, 2, losses) is expected
+
+
 def test_half_an_epoch_is_watched_but_at_least_20_steps_and_at_most_100():
     assert [diagnostics.watched_steps(steps) for steps in (3, 40, 100, 150, 567)] == [20, 20, 50, 75, 100]
 

@@ -51,6 +51,14 @@ def reproduce(
     split: Annotated[
         str | None, typer.Option(help="The split to measure on. Default: the recipe's (test), else val.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD",
+            help="For a study: tune and train this method alone; the tables show the others as they were left. "
+            "Repeatable.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="For a study: only count its models, epochs and images.")
     ] = False,
@@ -89,6 +97,8 @@ def reproduce(
       maxmatch reproduce ablation pvse --data f8k.json --base flickr8k_maxmatch
 
       maxmatch reproduce referee --data coco.json --dry-run
+
+      maxmatch reproduce one_vector --data coco.json --only MIL
     """
     from maxmatch.reproduce import targets as known
     from maxmatch.reproduce.study import is_study, studies
@@ -125,6 +135,7 @@ def reproduce(
             quick=quick,
             split=split,
             changes=[one for one in targets or () if "=" in one],
+            only=only or (),
             jobs=jobs,
             device=device,
             dry_run=dry_run,

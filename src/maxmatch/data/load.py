@@ -285,6 +285,20 @@ def set_aside(dataset: Dataset, file: Path, train_split: str, say: Say) -> Datas
     )
 
 
+def fitting_list(files: Sequence[Path], data: Data) -> Path:
+    """Of several lists of ids the first whose ids are all training images of the data; where none is, the nearest one,
+    which `set_aside` then refuses.
+    """
+    bare = data.model_copy(update={"features": None, "set_aside": None})
+    known = _groups_of_ids(load_data(bare, lambda line: None).split(data.train_split)).keys()
+
+    def strangers(file: Path) -> float:
+        ids = read_ids(file)
+        return sum(one not in known for one in ids) / len(ids)
+
+    return min(files, key=strangers)
+
+
 def _groups_of_ids(split: Split) -> dict[str, list[int]]:
     """The groups of each id; where data sets were joined, also of the id without the name of its data set."""
     items = split.items.get(IMAGE) or next(iter(split.items.values()))

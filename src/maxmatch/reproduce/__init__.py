@@ -43,6 +43,7 @@ def reproduce(
     quick: bool = False,
     split: str | None = None,
     changes: Sequence[str] = (),
+    only: Sequence[str] = (),
     jobs: int | None = None,
     device: str | None = None,
     dry_run: bool = False,
@@ -60,6 +61,7 @@ def reproduce(
         quick: A small version: shows that everything works, in minutes.
         split: To measure on. None: the recipe's, else validation's.
         changes: To all recipes: "train.epochs=5", …
+        only: Of a study: the methods that are tuned and trained. The tables show the others as they were left.
         jobs: Models trained at the same time. None: one for each core, at most 8; on a GPU 1. 0: none is
             trained; the tables show what is done.
         device: None: a GPU if there is one.
@@ -89,10 +91,12 @@ def reproduce(
             update={"seeds": seeds or study.final.seeds, "split": split or study.final.split}
         )
         options = ReproduceOptions(given, Path(out), base, final.seeds, changes=changes)
-        plan_of_study = StudyPlan(study.model_copy(update={"final": final}), options)
+        plan_of_study = StudyPlan(study.model_copy(update={"final": final}), options, only)
         return referee(plan_of_study, jobs, str(chosen_device(device)), dry_run=dry_run, say=say, bar=bar)
     if dry_run:
         raise UsageError("dry_run: only of a study is the work counted before it is done.")
+    if only:
+        raise UsageError(f"only: names methods of a study, and {', '.join(names)} is none.")
     wanted = {target.name: target for target in map(target_called, names)}
     if any(target.kind == "figure" for target in wanted.values()):
         check_plots()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from maxmatch.core.array_checks import UsageError
-from maxmatch.core.files import write_whole
+from maxmatch.core.files import read_metrics, write_whole
 from maxmatch.core.progress import Bar
 from maxmatch.data.dataset import Dataset
 from maxmatch.data.load import Say, load_data
@@ -33,8 +33,8 @@ from maxmatch.reproduce.compare import (
 from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
 from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
-from maxmatch.reproduce.worker import Outcome
-from maxmatch.training.diagnostics import well_above_chance
+from maxmatch.reproduce.worker import Outcome, sweep
+from maxmatch.training.diagnostics import ended_stuck
 from maxmatch.training.prepare import group_sources, group_weights, training_split
 
 Trials = Mapping[str, Sequence[Trial]]
@@ -42,21 +42,27 @@ Trials = Mapping[str, Sequence[Trial]]
 
 
 def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar) -> Reproduction:
-    """Run both phases of a study; what is done already is not done again. dry_run: only count what there is to do."""
+    """Run both phases of a study, of the methods that are wanted; what is done already is not done again. dry_run: only
+    count what there is to do.
+    """
     study, frozen = plan.study, plan.read_chosen()
     if not study.tuning.trials:
         frozen = {title: Chosen(trial=0, cells=()) for title in study.methods}
     trials = {title: plan.trials(title) for title in study.methods}
-    budget = count_budget(plan, trials, frozen, say)
+    ours = {title: trials[title] for title in plan.wanted}
+    ready = {title: one for title, one in frozen.items() if title in ours}
+    budget = count_budget(plan, ours, ready, say, features=dry_run or at_once != 0)
     if dry_run:
         about = {"target": study.name, "dry_run": True, **budget.to_json()}
         return Reproduction([Reproduced(study.name, about, [], budget_table(plan, budget))], 0, 0)
     for phase in budget.phases:
         say(f"{phase.name}: {phase.models} models, {phase.done} of them done before")
-    tuned = _once(trial.job for title in trials if title not in frozen for trial in trials[title])
+    tuned = _once(trial.job for title in ours if title not in frozen for trial in trials[title])
     outcomes = run_jobs(tuned, plan.options.out, at_once, device, say, bar)
     chosen = {}
     for title, tried in trials.items():
+        if title not in ours and title not in frozen:
+            continue
         stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
         best = frozen.get(title) or choose(tried, outcomes, study.main)
         if stopped:  # with fewer trials it would have another budget
@@ -71,9 +77,14 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
     if study.tuning.trials:
         say(f"chosen values: {plan.chosen_file}")
     finals = finals_plan(plan, chosen)
-    outcomes |= run_jobs(finals.jobs, plan.options.out, at_once, device, say, bar)
+    folders = {job.folder for line in finals.lines if line.line.title[0] in ours for job in line.jobs}
+    outcomes |= run_jobs(
+        [job for job in finals.jobs if job.folder in folders], plan.options.out, at_once, device, say, bar
+    )
+    models, failed = len(outcomes), sum(outcome.result is None for outcome in outcomes.values())
+    outcomes |= sweep([job for job in finals.jobs if job.folder not in outcomes], 0, device, lambda job, outcome: None)
     made = write_study(plan, trials, chosen, finals, budget, outcomes)
-    return Reproduction([made], len(outcomes), sum(outcome.result is None for outcome in outcomes.values()))
+    return Reproduction([made], models, failed)
 
 
 def _once(jobs: Any) -> list[Job]:
@@ -160,14 +171,18 @@ class Budget(NamedTuple):
         return {"phases": phases, **{name: getattr(self, name) for name in self._fields[1:]}}
 
 
-def count_budget(plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], say: Say) -> Budget:
-    """Count before anything is trained. The data is read: what cannot be read is refused here."""
+def count_budget(
+    plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], say: Say, *, features: bool = True
+) -> Budget:
+    """Count before anything is trained. The data is read: what cannot be read is refused here. features: False where
+    nothing will be trained, and stores of features need not be there.
+    """
 
     datasets: dict[str, Dataset] = {}
     shown: dict[tuple[str, int], int] = {}  # images in an epoch, by data and batch size
 
     def loaded(recipe: Recipe) -> Dataset:
-        whole = recipe.data.model_copy(update={"max_images": None})
+        whole = recipe.data.model_copy(update={"max_images": None, **({} if features else {"features": None})})
         key = whole.model_dump_json()
         if key not in datasets:
             datasets[key] = load_data(whole, say, recipe.model.resolved().towers)
@@ -238,6 +253,8 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
         f"set aside choose the epoch. The {budget.final_split:,} images of {final.split!r} are looked at once per "
         f"model. Methods are compared by {', '.join(map(called, study.measures))}.",
     ]
+    if plan.only:
+        lines.append(f"Tuned and trained by this command: {', '.join(plan.wanted)}. The others are as they were left.")
     if longer:
         lines.append(f"Of these, several epochs count as one, since each shows fewer captions: {', '.join(longer)}.")
     return lines
@@ -278,13 +295,14 @@ def write_study(
 def study_data(
     finals: TablePlan, chosen: Mapping[str, Chosen], outcomes: Outcomes, measures: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows of `figures_data`, with what was chosen and the tests against the reference by each measure; that of
-    RSUM is also where other tables have it.
+    """The rows of `figures_data`, with what was chosen, which seeds are stuck, and the tests against the reference by
+    each measure; that of RSUM is also where other tables have it.
     """
     rows, tests = figures_data(finals, outcomes), against_reference(finals, measures, outcomes)
-    for row in rows:
+    for row, line in zip(rows, finals.lines, strict=True):
         title = row["title"]["method"]
         one = chosen.get(title)
+        row["stuck"] = _stuck(line.jobs, outcomes)
         row["chosen"] = one and one.model_dump(mode="json")
         row["tests"] = {measure: asdict(test) for measure, test in tests[title].items()}
         test = tests[title].get("rsum")
@@ -292,6 +310,9 @@ def study_data(
     return rows
 
 
+_STUCK = (
+    "Stuck: the triplet loss of the last epoch is at least 2 × margin, so that all pairs have nearly the same score."
+)
 _NOT_MEASURED = "not measured"
 
 
@@ -324,7 +345,7 @@ def study_table(
             cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {len(one['cells'])}"}
         if not row["ours"]:
             cells[study.measures[0]] = why_no_figure(row)
-        cells["stuck"] = _stuck(row["ours"])
+        cells["stuck"] = _stuck_seeds(row["stuck"])
         rows.append(cells)
     chances = {
         f"{result['figures']['chance_rsum']:.1f}"
@@ -333,6 +354,7 @@ def study_table(
     }
     notes = [f"{study.name}: {study.description}.", *_protocol(plan, budget)]
     notes += [f"RSUM by chance: {', '.join(sorted(chances))}."] if chances else []
+    notes += [_STUCK] if any(row["stuck"] for row in rows) else []
     for row in data:
         title, one = row["title"]["method"], row["chosen"]
         notes += [f"{title}: not in the finals: {row['not_trained']}."] if row["not_trained"] else []
@@ -343,13 +365,21 @@ def study_table(
     return Table(filled(columns, rows), rows, notes)
 
 
-def _stuck(ours: Mapping[str, Any]) -> Cell:
-    """How many of the seeds have learned nothing: under the hardest negatives, all pairs have the same score."""
-    if "chance_rsum" not in ours:
-        return None
-    both = zip(ours["rsum"]["seeds"], ours["chance_rsum"]["seeds"], strict=True)
-    learned = [well_above_chance({"rsum": rsum, "chance_rsum": chance}) for rsum, chance in both]
-    return None if all(learned) else f"{learned.count(False)} of {len(learned)}"
+def _stuck(jobs: Sequence[Job], outcomes: Outcomes) -> list[bool | None]:
+    """Which of the seeds that were trained ended with all pairs near the same score; None where no record says so."""
+    found = []
+    for job in jobs:
+        if outcomes[job.folder].result is not None:
+            records = read_metrics(job.folder, "train")
+            last = records[-1]["epoch"] if records else 0
+            losses = [one["triplet"] for one in records if one["epoch"] == last and "triplet" in one]
+            found.append(ended_stuck(job.recipes[0], last, losses))
+    return found
+
+
+def _stuck_seeds(seeds: Sequence[bool | None]) -> Cell:
+    known = [one for one in seeds if one is not None]
+    return f"{sum(known)} of {len(known)} seed{'s' if len(known) > 1 else ''}" if known else None
 
 
 _BYTES = [Column(side, f"{side}_bytes_float16", ",.0f", "bytes, float16") for side in ("image", "text")]

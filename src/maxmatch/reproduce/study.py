@@ -8,7 +8,8 @@ images, by several seeds. The photos of the final split are looked at once per m
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from math import prod
@@ -22,7 +23,7 @@ from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import write_whole
 from maxmatch.core.manifest import describe, location
 from maxmatch.model.config import Count, Positive, refusal
-from maxmatch.recipe.schema import NotNegative, Recipe, Section, Whole
+from maxmatch.recipe.schema import Data, NotNegative, Recipe, Section, Whole
 from maxmatch.recipe.yaml_files import RecipeError, dump, load_recipe, parse_file, place_of_keys, read_extended
 from maxmatch.reproduce.targets import CELLS, Job, ReproduceOptions, data_for, data_override, single, targets
 
@@ -49,6 +50,9 @@ Measure = Annotated[
 """What trials are chosen by and methods are compared by: RSUM, and the means over queries of `evaluation.measures`."""
 Grid = Annotated[dict[str, list[JsonValue] | None], BeforeValidator(lambda given: given or {})]
 """The values that may be tried, by the recipe's key."""
+Files = Annotated[
+    tuple[str, ...], Field(min_length=1), BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
+]
 _MOST = 100_000  # combinations of a grid
 
 
@@ -106,8 +110,9 @@ class Study(Section):
 
     base: the recipe of methods that name none. measures: what the finals are compared by, named beforehand. measure:
     the one of them that trials are chosen by; None for the first. changes: to the recipes of all methods. tune: what
-    every method may tune. set_aside: the ids of the training images to choose by, a file beside the study's. only: the
-    methods that are compared, of those of a study that this one extends; None for all.
+    every method may tune. set_aside: the ids of the training images to choose by, a file beside the study's; of several
+    the first that fits the data. only: the methods that are compared, of those of a study that this one extends; None
+    for all.
     """
 
     name: str
@@ -117,7 +122,7 @@ class Study(Section):
     measures: Annotated[tuple[Measure, ...], Field(min_length=1)] = ("rsum",)
     measure: Measure | None = None
     goal: Goal | None = None
-    set_aside: str
+    set_aside: Files
     changes: tuple[str, ...] = ()
     tune: Grid = Field(default_factory=dict)
     tuning: Tuning = Tuning()
@@ -220,8 +225,8 @@ def load_study(name: str) -> Study:
         else method
         for title, method in study.methods.items()
     }
-    files = {"set_aside": beside(study.set_aside, "set_aside"), "base": recipe(study.base, "base")}
-    return study.model_copy(update={**files, "methods": methods})
+    aside = tuple(beside(file, "set_aside") for file in study.set_aside)
+    return study.model_copy(update={"set_aside": aside, "base": recipe(study.base, "base"), "methods": methods})
 
 
 def _find(wanted: str, folder: Path) -> Path:
@@ -293,10 +298,30 @@ class Chosen(Section):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The jobs of a study. options: the data, where all is written, and the user's changes to all recipes."""
+    """The jobs of a study. options: the data, where all is written, and the user's changes to all recipes. only: the
+    methods that are tuned and trained, where not all are; what is left of the others is shown.
+    """
 
     study: Study
     options: ReproduceOptions
+    only: Sequence[str] = ()
+    _fitting: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The list of what is set aside that fits the data, by the data."""
+
+    def __post_init__(self) -> None:
+        known = {title.lower(): title for title in self.study.methods}
+        for title in self.only:
+            if title not in self.study.methods:
+                near = [known[one] for one in get_close_matches(title.lower(), known, n=3)]
+                advice = (
+                    f"Did you mean {' or '.join(map(repr, near))}?" if near else f"It has {', '.join(known.values())}."
+                )
+                raise UsageError(f"only: {self.study.name} has no method {title!r}. {advice}")
+
+    @property
+    def wanted(self) -> list[str]:
+        """The methods that are tuned and trained."""
+        return [title for title in self.study.methods if not self.only or title in self.only]
 
     def trials(self, title: str) -> list[Trial]:
         """All trials of a method."""
@@ -350,12 +375,27 @@ class StudyPlan:
             raise UsageError(f"{study.name}: {title}: no --data for {name}.")
         # Each is measured by the similarity that it is trained with, unless the method says otherwise.
         first = ("evaluate.similarities=null", *study.changes, *self.options.changes, *method.changes)
-        aside = (f"data.set_aside={json.dumps(study.set_aside)}", f"data.val_split={SET_ASIDE}")
-        whole = (*first, *changes, *aside)
         try:
-            return _load(name, *whole, data_override(_load(name, *whole), data, self.options.out))
+            path = data_override(_load(name, *first, *changes), data, self.options.out)
+            aside = (self._set_aside(_load(name, *first, path).data), f"data.val_split={SET_ASIDE}")
+            return _load(name, *first, *changes, *aside, path)
         except RecipeError as error:
             raise RecipeError(f"{study.name}: {title}: {error}") from error
+
+    def _set_aside(self, data: Data) -> str:
+        """What is set aside, as an override: the user's list, else that of the study's which fits the data."""
+        given = [one for one in self.options.changes if one.partition("=")[0].strip() == "data.set_aside"]
+        if given:
+            return given[-1]
+        file, *others = self.study.set_aside
+        if others:
+            from maxmatch.data.load import fitting_list
+
+            key = data.model_dump_json(exclude={"features"})
+            if key not in self._fitting:
+                self._fitting[key] = str(fitting_list([Path(one) for one in self.study.set_aside], data))
+            file = self._fitting[key]
+        return f"data.set_aside={json.dumps(file)}"
 
     # What was chosen, kept in a file: once it is there, it is not chosen again.
 

@@ -105,6 +105,10 @@ def reference_table(
     rules = [len(rivals) * place for place in range(1, len(measures))]
     named = "1 measure" if len(measures) == 1 else f"{len(measures)} measures"
     notes = [_TESTED.format(reference=reference, rivals=len(rivals), measures=named)]
+    tested = [row["title"]["method"] for row in rivals if row["tests"]]
+    if len(tested) < len(rivals):
+        left = len(rivals) - len(tested)
+        notes.append(f"Compared: {', '.join(tested) or 'none'}. The other {left} count in the correction all the same.")
     if late:
         notes.append(f"Not named beforehand, but when values were frozen already: {', '.join(map(called, late))}.")
     return Table(columns, cells, notes, rules, f"Against {reference}")

@@ -42,6 +42,7 @@ def measures(
 
 _WINDOW = 20  # steps that must agree before training is called stuck
 _NEAR = 0.02  # of 2 × margin
+_ENDED_AT = 0.995  # likewise; 20 models that were stuck ended at 1.005 to 1.014
 _WELL_ABOVE_CHANCE = 3.0  # times chance; trained on 1,000 photos of Flickr8k, models that were stuck had 2.3 to 2.8
 _COLLAPSED = -9.0  # log circular variance: vectors of a set whose cosines are 0.9998 and more
 DiagnosisKind = Literal["stuck", "not_finite", "collapsed", "unused"]
@@ -81,6 +82,36 @@ def well_above_chance(found: Mapping[str, float]) -> bool:
     return found.get("rsum", 0.0) > _WELL_ABOVE_CHANCE * found.get("chance_rsum", math.inf)
 
 
+def twice_the_margin(recipe: Recipe, epoch: int) -> float | None:
+    """The triplet loss of a pair where all pairs have the same score; None in an epoch without hardest negatives, or
+    without this loss.
+    """
+    goal = recipe.objective
+    if goal.keywords(epoch)["negatives"] != "hardest" or not goal.triplet_weight:
+        return None
+    return 2 * goal.margin * len(goal.pairs) or None
+
+
+def _pairs_per_batch(recipe: Recipe) -> int:
+    captions = recipe.train.batch_captions or recipe.data.captions_per_image or 0
+    return recipe.train.batch_size * captions or 1
+
+
+def ended_stuck(recipe: Recipe, epoch: int, losses: Sequence[float]) -> bool | None:
+    """Whether a training ended with a triplet loss of 2 × margin or more. losses: of its last epoch, each a mean over
+    some steps. None where that says nothing: without hardest negatives, without this loss, or without a record.
+
+    Unlike `stuck`, whatever the recalls: a model may still rank well above chance. Of sums the largest counts, since
+    the last batch of an epoch may be smaller.
+    """
+    level = twice_the_margin(recipe, epoch)
+    if level is None or not losses:
+        return None
+    summed = recipe.objective.triplet_reduction == "sum"
+    loss = max(losses) / _pairs_per_batch(recipe) if summed else fmean(losses)
+    return loss >= _ENDED_AT * level
+
+
 def stuck(
     recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: int, found: Mapping[str, float]
 ) -> Diagnosis | None:
@@ -92,18 +123,13 @@ def stuck(
     """
     if well_above_chance(found):
         return None
-    goal = recipe.objective
-    watched = watched_steps(steps_per_epoch)
-    window = losses[-watched:]
-    if goal.keywords(epoch)["negatives"] != "hardest" or not goal.triplet_weight or goal.margin == 0:
-        return None
-    level = 2 * goal.margin * len(goal.pairs)
-    if len(window) < watched:
+    level, watched = twice_the_margin(recipe, epoch), watched_steps(steps_per_epoch)
+    goal, window = recipe.objective, losses[-watched:]
+    if level is None or len(window) < watched:
         return None
     if goal.triplet_reduction == "sum":  # of a full batch, by pair; the last batch of an epoch may be smaller
-        captions = recipe.train.batch_captions or recipe.data.captions_per_image or 0
         full = sorted(window)[math.ceil(watched / steps_per_epoch) :]
-        window = [loss / (recipe.train.batch_size * captions or 1) for loss in full]
+        window = [loss / _pairs_per_batch(recipe) for loss in full]
     if not window or abs(fmean(window) - level) > _NEAR * level:
         return None
     if max(window) - min(window) > 4 * _NEAR * level:
