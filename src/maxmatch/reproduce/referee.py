@@ -254,7 +254,7 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
         f"model. Methods are compared by {', '.join(map(called, study.measures))}.",
     ]
     if plan.only:
-        lines.append(f"Tuned and trained by this command: {', '.join(plan.wanted)}. The others are as they were left.")
+        lines.append(f"Tuned and trained by this command: {'; '.join(plan.wanted)}. The others are as they were left.")
     if longer:
         lines.append(f"Of these, several epochs count as one, since each shows fewer captions: {', '.join(longer)}.")
     return lines

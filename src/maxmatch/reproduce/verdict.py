@@ -108,7 +108,7 @@ def reference_table(
     tested = [row["title"]["method"] for row in rivals if row["tests"]]
     if len(tested) < len(rivals):
         left = len(rivals) - len(tested)
-        notes.append(f"Compared: {', '.join(tested) or 'none'}. The other {left} count in the correction all the same.")
+        notes.append(f"Compared: {'; '.join(tested) or 'none'}. The other {left} count in the correction all the same.")
     if late:
         notes.append(f"Not named beforehand, but when values were frozen already: {', '.join(map(called, late))}.")
     return Table(columns, cells, notes, rules, f"Against {reference}")
