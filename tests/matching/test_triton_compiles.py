@@ -25,6 +25,8 @@ def test_every_kernel_compiles_and_its_products_are_those_of_tensor_cores(
     assert multiplying == kernels.keys() & {"fused 4", "fused 8", "in place 4", "in place 8", "held", "streamed"}
     for name, found in kernels.items():
         assert found["shared"] <= memory * 1024, name
+    for name in ("planes", "planes, chosen", "blocks", "blocks, back"):  # from 300 million pairs on
+        assert kernels[name]["narrow"] == 0, name
     if capability < 90:  # a laptop's has less
         assert all(kernels[name]["shared"] <= 99 * 1024 for name in ("in place 4", "in place 8"))
     else:  # two at a time

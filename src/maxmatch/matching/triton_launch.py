@@ -13,7 +13,7 @@ from torch import Tensor
 
 _MOST = 256  # launches that are known: sizes that never come again must not pile up
 
-Grid = tuple[int] | tuple[int, int]
+Grid = tuple[int] | tuple[int, int] | tuple[int, int, int]
 
 
 class Launch:
