@@ -63,6 +63,24 @@ def join(device: torch.device) -> None:
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
 
 
+def on_its_device(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which launches kernels of ours, with the device of its first tensor as the current one, for there
+    they are launched. To enter a device takes microseconds, so it is asked first. A way back needs none of this:
+    autograd sees to it.
+    """
+
+    @wraps(function)
+    def there(*arguments: P.args, **options: P.kwargs) -> T:
+        first: Any = arguments[0]
+        place = (first if isinstance(first, Tensor) else first[0]).get_device()  # −1: the CPU
+        if place < 0 or place == torch.cuda.current_device():
+            return function(*arguments, **options)
+        with torch.cuda.device(place):
+            return function(*arguments, **options)
+
+    return there
+
+
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maxmatch.core.devices import on_its_device
 from maxmatch.matching.triton_blocks import best_half, four, four_of_eight, half, sum_exp
 from maxmatch.matching.triton_fused import can_fuse as can_fuse
 from maxmatch.matching.triton_fused import fused_scores as fused_scores
@@ -121,11 +122,13 @@ def _launch_planes(cosines: Tensor, scores: Tensor, chosen: Tensor, want_scores:
     )  # fmt: skip
 
 
+@on_its_device
 def plane_scores(cosines: Tensor, scores: Tensor) -> None:
     """Write the maxmatch scores (B, C) of the cosine planes (K, K, B, C), K ≤ 8."""
     _launch_planes(cosines, scores, scores, want_scores=True)
 
 
+@on_its_device
 def plane_assignment(cosines: Tensor) -> Tensor:
     """The matching of the cosine planes (K, K, B, C), K ≤ 8: for each row its column, (K, B, C)."""
     chosen = torch.empty(cosines.shape[0], *cosines.shape[2:], dtype=torch.long, device=cosines.device)
@@ -189,6 +192,7 @@ _on_blocks = Launch(_blocks)
 _PAIRS = 128  # of a program
 
 
+@on_its_device
 def block_scores(cosines: Tensor, scores: Tensor) -> None:
     """Write the scores (B, C) of the cosines (4B, 4C)."""
     _launch_blocks(cosines, scores, back=False)
@@ -233,6 +237,7 @@ def _count(scores, level, above, equal, no_numbers, n_rows, n_columns, stride,
     )
 
 
+@on_its_device
 def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """How many scores are above the level of their row, then of their column (B + C); how many equal; how many NaN."""
     rows, columns = scores.shape
@@ -317,6 +322,7 @@ def _add_some(total, count, here):
     tl.atomic_add(total, count.to(tl.int64), mask=here & (count > 0), sem="relaxed")
 
 
+@on_its_device
 def count_wrong(
     scores: Tensor, row_groups: Tensor, column_groups: Tensor, tile: tuple[int, int, int] = (32, 128, 4)
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -359,6 +365,7 @@ def _count_reaching(scores, levels, counts, n_rows, n_columns, stride, most,
         tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row, sem="relaxed")
 
 
+@on_its_device
 def count_reaching(scores: Tensor, levels: Tensor) -> Tensor:
     """How many scores of each row (B, C) are as high as its levels (P, B), or higher: (P, B). Scores are read once."""
     rows, columns = scores.shape

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from maxmatch.core.devices import on_its_device
 from maxmatch.matching.triton_blocks import four, four_of_eight, shared_half, sum_exp
 
 _COLUMNS = 128  # of a tile
@@ -263,11 +264,13 @@ def can_fuse(sets: Tensor) -> bool:
     return sets.shape[1] in CUTS and aligned and tensor_core and _device(sets.device)[0] >= (8, 0)
 
 
+@on_its_device
 def pack_rows(sets: Tensor, cut: Cut | None = None) -> Packed:
     """Image sets (B, K, D) in the order the kernel wants them; before Hopper as they are."""
     return _packed(sets, (cut or CUTS[sets.shape[1]]).rows)
 
 
+@on_its_device
 def pack_columns(sets: Tensor) -> Packed:
     """Caption sets (C, K, D) in the order the kernel wants them; before Hopper as they are."""
     return _packed(sets, 0)
@@ -293,6 +296,7 @@ def unpacked(sets: Tensor) -> Packed:
     return Packed(sets.contiguous(), sets.sum(dtype=torch.float32), sets.shape[1])
 
 
+@on_its_device
 def fused_scores(rows: Packed, columns: Packed, scores: Tensor, cut: Cut | None = None) -> Tensor:
     """Write the maxmatch scores (B, C) of packed sets; a number that is not finite where a vector is not."""
     in_place, width = rows.vectors.ndim == 3, rows.vectors.shape[-1]

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maxmatch.core.devices import on_its_device
 from maxmatch.matching.triton_blocks import four
 from maxmatch.matching.triton_launch import Launch
 from maxmatch.matching.triton_tiles import Tiles, best_of_blocks, keys_of, score_of, shared_bytes
@@ -379,6 +380,7 @@ def best_keys(
     return best
 
 
+@on_its_device
 def best_hits(
     queries: Tensor,
     items: Tensor,

@@ -95,7 +95,7 @@ class ItemsOnDevice:
             for each in (places, planes)
         )
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
+        ready.record(torch.cuda.current_stream(queries.device))
         return _Candidates(places, planes, ready)
 
     def _chosen(self, items: _Items, candidates: _Candidates, k: int) -> list[Best]:
