@@ -43,6 +43,14 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def free_memory_of(device: torch.device) -> int | None:
+    """Bytes that a GPU has free, with what torch keeps in reserve there. None for other devices."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 @contextmanager
 def aside(*inputs: Tensor) -> Iterator[None]:
     """On a GPU, run this in parallel with what follows, until `join`: for work that does not fill it by itself."""
