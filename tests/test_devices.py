@@ -1,14 +1,24 @@
 """Devices by name; and torch's functions, which one thread calls before several do."""
 
 import ast
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 import maxmatch
-from maxmatch.core.devices import MKL_FUNCTIONS, batches_at_once, chosen_device, sharing_threads, use_threads
+from maxmatch.core.devices import (
+    MKL_FUNCTIONS,
+    batches_at_once,
+    chosen_device,
+    on_its_device,
+    sharing_threads,
+    use_threads,
+)
+from maxmatch.core.types import Features
 
 SOURCE = Path(maxmatch.__file__).parent
 # Of torch's functions those for which it calls MKL (ATen's vml.h), by hand.
@@ -46,6 +56,72 @@ def test_a_device_that_does_not_exist_is_refused(monkeypatch, name, gpus, messag
     else:
         with pytest.raises(ValueError, match=message):
             chosen_device(name)
+
+
+@pytest.fixture
+def entered(monkeypatch):
+    """Every tensor is on the second GPU, and the first is the current one: which were made the current one."""
+    devices = []
+
+    @contextmanager
+    def enter(place):
+        devices.append(place)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: place)
+        yield
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _: 1)
+    return devices
+
+
+def test_kernels_are_launched_on_the_device_of_the_first_tensor(entered, monkeypatch):
+    here = on_its_device(lambda *given, more=0: (torch.cuda.current_device(), len(given) + more))
+    tensor = torch.zeros(1)
+    assert here(tensor, more=2) == (1, 3)
+    assert here((tensor, 0), 1) == (1, 2)
+    assert torch.cuda.current_device() == 0
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _: 0)
+    assert here(tensor) == (0, 1)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _: -1)
+    monkeypatch.setattr(torch.cuda, "current_device", None)  # on the CPU nobody asks for it
+    assert on_its_device(len)((tensor, 0)) == 2
+    assert entered == [1, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux only")
+def test_every_way_to_the_kernels_sees_to_the_device_once(entered):
+    from maxmatch.losses.triton_mmd import discrepancy
+    from maxmatch.matching import triton_backend, triton_scan
+    from maxmatch.model.layers import SetHead, slot_heads, triton_norm, triton_slots
+    from maxmatch.model.layers.triton_gru import gru_states
+
+    sets, planes, scores = torch.rand(2, 4, 32), torch.rand(4, 4, 2, 2), torch.rand(2, 2)
+    groups, packed = torch.arange(2), triton_backend.pack_rows(sets)
+    calls = [
+        lambda: triton_backend.pack_rows(sets),
+        lambda: triton_backend.pack_columns(sets),
+        lambda: triton_backend.fused_scores(packed, packed, scores),
+        lambda: triton_backend.plane_scores(planes, scores),
+        lambda: triton_backend.plane_assignment(planes),
+        lambda: triton_backend.block_scores(torch.rand(8, 8), scores),
+        lambda: triton_backend.count_levels(scores, torch.rand(4)),
+        lambda: triton_backend.count_wrong(scores, groups, groups),
+        lambda: triton_backend.count_reaching(scores, torch.rand(1, 2)),
+        lambda: triton_scan.best_hits(sets.half(), sets.half(), 1),
+        lambda: discrepancy(sets[0], sets[1]),
+        lambda: gru_states(torch.rand(1, 24, 8), torch.rand(1, 4, 8), groups + 1, [torch.rand(1, 2, 2, 24)]),
+        lambda: triton_norm.layer_norm(sets, torch.nn.LayerNorm(32), torch.float32),
+        lambda: head(Features(sets, torch.ones(2, 4, dtype=torch.bool), sets[:, 0], None)),
+    ]
+    head = SetHead(context_width=32, width=32, set_size=2, heads=1, head_width=16, depth=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_heads, "_slot_kernels", lambda _: triton_slots)
+        for number, call in enumerate(calls):
+            entered.clear()
+            call()
+            assert entered == [1], number
 
 
 @pytest.fixture

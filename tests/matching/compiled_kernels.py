@@ -3,6 +3,7 @@ of each as JSON. Apart from the tests, in which Triton interprets.
 """
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -12,6 +13,8 @@ from triton.compiler import ASTSource
 
 from maxmatch.matching import triton_backend, triton_fused, triton_scan, triton_tiles
 from maxmatch.matching.triton_fused import CUTS, CUTS_IN_PLACE
+
+_NARROW = re.compile(r"arith\.muli %\w*(?:stride|n_columns)\w*, %\w+ : i32")  # places that end at 2³¹
 
 
 def compiled(
@@ -30,14 +33,15 @@ def compiled(
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = made.asm["ptx"]
     found = {"shared": made.metadata.shared, "wgmma": ptx.count("wgmma.mma_async"), "mma": ptx.count("mma.sync")}
+    found["narrow"] = len(_NARROW.findall(made.asm["ttir"]))
     return found | {"cubin": len(made.asm["cubin"])}
 
 
 def every_kernel(capability: int) -> dict[str, dict[str, int]]:
     """By name."""
-    found = {}
+    found, large = {}, 90 <= capability < 120  # a graphics card has less shared memory
     for size in (4, 8):
-        if capability >= 90:
+        if large or (capability >= 90 and size == 8):
             cut = CUTS[size]
             sets = [f"tensordesc<bf16[{rows}, 64]>" for rows in (cut.rows, 128)]
             found[f"fused {size}"] = compiled(
@@ -54,6 +58,9 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
     for name, back in (("blocks", False), ("blocks, back", True)):
         given = ["*fp32", "*fp32", "i32", "i32", "i32"]
         found[name] = compiled(capability, triton_backend._blocks, given, 4, BACK=back, BLOCK=128)
+    for name, scored in (("planes", True), ("planes, chosen", False)):
+        given = ["*fp32", "*fp32" if scored else "*i64", "*fp32" if scored else "*i64", *["i32"] * 6]
+        found[name] = compiled(capability, triton_backend._planes_4, given, 4, K=4, SCORES=scored, BLOCK=256)
     ranked = ["*fp32", "*i64", "*i64", "*fp32"]
     found["best true"] = compiled(
         capability, triton_backend._best_true, [*ranked, "i32", "i32", "i32"], 4, ROWS=32, COLUMNS=128
@@ -61,7 +68,7 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
     found["count wrong"] = compiled(
         capability, triton_backend._count_wrong, [*ranked, "*i64", "i32", "i32", "i32"], 4, UNIT=4, ROWS=32, COLUMNS=128
     )
-    if capability >= 90:
+    if large:
         for way, kernel, tiles, step in (
             ("held", triton_tiles._held, triton_scan.HELD, 256),
             ("streamed", triton_tiles._streamed, triton_scan.STREAMED, 64),

@@ -63,6 +63,18 @@ def test_the_assignment_of_planes_is_one_to_one_and_best(size: int) -> None:
         assert total == pytest.approx(reference.best_total(block), abs=1e-5)
 
 
+def test_more_columns_than_an_axis_of_the_grid_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_backend, "_MOST_PROGRAMS", 2)
+    planes = random_planes(27, 4, 1, 2 * 256 + 2)  # a third program
+    scores, chosen = torch.empty(1, 514), triton_backend.plane_assignment(planes)
+    triton_backend.plane_scores(planes, scores)
+    assert_close(scores[:, 500:].double(), best_scores(planes[..., 500:]), atol=2e-6, rtol=1e-6)
+    assert_close(planes.gather(1, chosen[:, None])[:, 0].exp().mean(0) - 1, scores)
+    above, _, odd = triton_backend.count_wrong(scores, torch.tensor([-1]), torch.arange(514))  # no pair is true
+    assert above.tolist() == [514] + [1] * 514
+    assert odd.tolist() == [0, 515]
+
+
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,20 @@ def test_values_that_are_not_finite_are_seen_on_either_side(cut: Cut | None, val
         assert not bool(fused_scores(*sides, torch.empty(3, 3)).isfinite())
 
 
+@pytest.mark.parametrize(("size", "packed"), [(4, False), (8, True)])
+def test_tiles_that_do_not_fit_a_graphics_cards_shared_memory_are_not_packed(
+    size: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_fused, "_device", lambda _: ((12, 0), 2))
+    monkeypatch.setattr(triton_fused, "shared_memory", lambda _: 99 * 1024)
+    a, b = random_sets(1, 3, size, 16), random_sets(2, 5, size, 16)
+    rows, columns = pack_rows(a), pack_columns(b)
+    assert rows.vectors.ndim == columns.vectors.ndim == (2 if packed else 3)
+    scores = torch.empty(3, 5)
+    fused_scores(rows, columns, scores)
+    assert_close(scores.double(), reference.scores("maxmatch", a, b), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("size", "width", "dtype", "precision", "chip", "fits"),
     [

@@ -186,7 +186,7 @@ def test_many_queries_are_scanned_by_tiles_that_fit(
     monkeypatch.undo()  # the usual cuts
     assert way_for(queries, items) == expected
     monkeypatch.setattr(triton_scan, "_capability", lambda _: (8, 6))
-    monkeypatch.setattr(triton_scan, "_room", lambda _: 99 * 1024)
+    monkeypatch.setattr(triton_scan, "shared_memory", lambda _: 99 * 1024)
     assert isinstance(way_for(queries, items), Cut)  # an older GPU has no copy engine
 
 

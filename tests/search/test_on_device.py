@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import threading
 from itertools import chain
 
 import pytest
@@ -94,6 +95,91 @@ def test_what_cannot_be_kept_on_a_device_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda _: 0)
     with pytest.raises(ValueError, match=r"9 items take .* and cuda has"):
         SetIndex.open(folder, device="cuda")
+
+
+def test_items_are_read_again_once_nobody_searches_those_of_before_where_both_do_not_fit(tmp_path, monkeypatch):
+    folder = fill(tmp_path / "index", unit_sets(30, 4, 32))
+    with SetIndex.open(folder, device="cpu") as index:
+        held = index._on_device
+        room = int(1.5 * held._items.sets.nbytes)
+        monkeypatch.setattr(on_device, "free_memory_of", lambda _: room - sum(sets.nbytes for sets in held._held))
+        index.remove(["item 3"])
+        check_alike(index)
+        searched = [held._items]  # by another thread
+        index.remove(["item 4"])
+        threading.Timer(0.1, searched.clear).start()
+        check_alike(index)
+        assert not searched
+        searched = [held._items]
+        index.remove(["item 5"])
+        monkeypatch.setattr(on_device, "_PATIENCE", 0.0)
+        with pytest.raises(ValueError, match=r"27 items take .* and cpu has"):
+            index.search(QUERIES)
+        searched.clear()
+        check_alike(index)
+
+
+def test_what_others_write_meanwhile_is_read_too_and_reading_has_an_end(tmp_path, monkeypatch):
+    folder = fill(tmp_path / "index", unit_sets(30, 4, 32))
+    with SetIndex.open(folder, device="cpu") as index, SetIndex.open(folder) as other:
+        engine, left = index._on_device._engine, [2]
+        scan = engine.scan
+
+        def disturbed(*given, metadata=False, **options):
+            if metadata and left[0]:
+                left[0] -= 1
+                other.add([f"new {left[0]}"], QUERIES[left[0] % 5][None])
+            return scan(*given, metadata=metadata, **options)
+
+        monkeypatch.setattr(engine, "scan", disturbed)
+        other.remove(["item 3"])
+        assert [hits[0].id for hits in index.search(QUERIES[:2], 1)] == ["new 0", "new 1"]
+        other.remove(["item 4"])
+        left[0] = 100
+        with pytest.raises(RuntimeError, match=r"others wrote to it .* 5 times"):
+            index.search(QUERIES)
+        left[0] = 0
+        check_alike(index)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux only")
+def test_so_many_hits_are_wanted_that_the_kernel_finds_them():
+    from maxmatch.matching.triton_scan import MOST_WANTED
+
+    wanted = [on_device._wanted(k) for k in (1, 10, 20, 128, 129, 240)]
+    assert wanted == [17, 26, 40, MOST_WANTED, MOST_WANTED, MOST_WANTED]
+    assert [on_device._wanted(k) for k in (241, 300)] == [482, 600]  # more than it finds
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux only")
+def test_a_gpu_that_is_full_of_items_takes_fewer_queries_at_once(tmp_path, monkeypatch, dtype):
+    from maxmatch.matching import triton_scan
+
+    sizes = []
+
+    class Kernels:
+        can_scan, scan_bytes = staticmethod(triton_scan.can_scan), staticmethod(triton_scan.scan_bytes)
+
+        @staticmethod
+        def best_hits(queries, *given, **options):
+            sizes.append(len(queries))
+            return triton_scan.best_hits(queries, *given, **options)
+
+    folder = fill(tmp_path / "index", unit_sets(100, 4, 32), dtype="float16")
+    with SetIndex.open(folder, "cpu", dtype) as index:
+        expected = index.search(QUERIES, 3)
+        monkeypatch.setattr(stored_sets, "scans_for", lambda _: Kernels)
+        monkeypatch.setattr(stored_sets, "_UNASKED", 0)
+        for free, at_once in ((5 * triton_scan.scan_bytes(100, 19), [2, 2, 1]), (0, [1] * 5), (None, [5])):
+            monkeypatch.setattr(stored_sets, "free_memory_of", lambda _, free=free: free)
+            assert index.search(QUERIES, 3) == expected
+            assert sizes == at_once
+            sizes.clear()
+        monkeypatch.setattr(on_device, "_AGAIN", 16 * 19 * 4 * 32)
+        monkeypatch.setattr(on_device, "free_memory_of", lambda _: 32 * 3 * 19 * 4 * 32)
+        assert index.search(QUERIES, 3) == expected
+        assert sizes == [3, 2]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])

@@ -333,7 +333,8 @@ class Stream:
 
 
 @contextmanager
-def recording(graph, pool, stream):
+def recording(graph, pool, stream, capture_error_mode="global"):
+    assert capture_error_mode == "thread_local"  # by default a recording ends where another thread pins memory
     Graph.now = graph
     yield
     Graph.now = None

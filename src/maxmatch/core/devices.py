@@ -43,6 +43,14 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def free_memory_of(device: torch.device) -> int | None:
+    """Bytes that a GPU has free, with what torch keeps in reserve there. None for other devices."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 @contextmanager
 def aside(*inputs: Tensor) -> Iterator[None]:
     """On a GPU, run this in parallel with what follows, until `join`: for work that does not fill it by itself."""
@@ -61,6 +69,24 @@ def join(device: torch.device) -> None:
     """Wait, on the device, for what runs aside. What that made must be kept until the work with it is queued."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+
+
+def on_its_device(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which launches kernels of ours, with the device of its first tensor as the current one, for there
+    they are launched. To enter a device takes microseconds, so it is asked first. A way back needs none of this:
+    autograd sees to it.
+    """
+
+    @wraps(function)
+    def there(*arguments: P.args, **options: P.kwargs) -> T:
+        first: Any = arguments[0]
+        place = (first if isinstance(first, Tensor) else first[0]).get_device()  # −1: the CPU
+        if place < 0 or place == torch.cuda.current_device():
+            return function(*arguments, **options)
+        with torch.cuda.device(place):
+            return function(*arguments, **options)
+
+    return there
 
 
 @cache

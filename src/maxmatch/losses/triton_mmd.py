@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from maxmatch.core.devices import on_its_device
+
 _ROWS, _COLUMNS = 64, 128  # of a tile: a warp reads 512 bytes of a row at once
 _CHUNK = 1024
 _SAME = 16 * torch.finfo(torch.float32).eps  # see `mmd._MeanKernel`
@@ -72,13 +74,12 @@ class _Discrepancy(torch.autograd.Function):
         count, tiles = n + m, triton.cdiv(n + m, _COLUMNS)
         z, norms, sums = x.new_empty(count, width), x.new_empty(count), x.new_empty(2, tiles, count)
         centre = x.mean(0)  # as in `mmd`
-        with torch.cuda.device_of(x):
-            _centred[(n,)](x, centre, z, norms, width, CHUNK=_CHUNK, num_warps=4)
-            _centred[(m,)](y, centre, z[n:], norms[n:], width, CHUNK=_CHUNK, num_warps=4)
-            matrix = z @ z.T
-            _slopes[(tiles, triton.cdiv(count, _ROWS))](
-                matrix, norms, sums, count, n, 1 / n, -1 / m, ROWS=_ROWS, COLUMNS=_COLUMNS, SAME=_SAME, num_warps=8
-            )
+        _centred[(n,)](x, centre, z, norms, width, CHUNK=_CHUNK, num_warps=4)
+        _centred[(m,)](y, centre, z[n:], norms[n:], width, CHUNK=_CHUNK, num_warps=4)
+        matrix = z @ z.T
+        _slopes[(tiles, triton.cdiv(count, _ROWS))](
+            matrix, norms, sums, count, n, 1 / n, -1 / m, ROWS=_ROWS, COLUMNS=_COLUMNS, SAME=_SAME, num_warps=8
+        )
         per_row = sums.sum(1)  # of w_i w_j k_ij, and of the slopes
         ctx.save_for_backward(z, matrix, per_row[1])
         ctx.of_x = n
@@ -92,6 +93,7 @@ class _Discrepancy(torch.autograd.Function):
         return to_z[: ctx.of_x], to_z[ctx.of_x :]
 
 
+@on_its_device
 def discrepancy(x: Float[Tensor, "n D"], y: Float[Tensor, "m D"]) -> Float[Tensor, ""]:
     """The MMD of two clouds of vectors in float32: see `mmd`."""
     found: Tensor = _Discrepancy.apply(x.contiguous(), y.contiguous())

@@ -1,9 +1,12 @@
 """Sets that stay on a device to be searched again and again: in float, or as integers with a scale for each vector."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from maxmatch.core.devices import free_memory_of
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.products import scans_for
@@ -12,6 +15,7 @@ from maxmatch.matching.scoring import top_hits
 STORED = ("float32", "float16", "bfloat16", "int8")
 """What vectors can be kept in."""
 _BLOCK = 2**24  # numbers that are floats at once, where integers are scored without a kernel for them
+_UNASKED = 2**28  # bytes: for less on the way nobody asks how much memory is free
 
 
 class StoredSets:
@@ -61,10 +65,18 @@ class StoredSets:
         kernels = scans_for(self.values) if similarity.fast else None
         asked = queries if self.scales is not None else queries.to(self.values.dtype)
         if kernels is not None and kernels.can_scan(asked, self.values, k):
-            return TopHits(*kernels.best_hits(asked, self.values, k, keep, item_scales=self.scales))
+            parts = torch.split(asked, self._at_once(kernels, len(asked), k))
+            found = [kernels.best_hits(part, self.values, k, keep, item_scales=self.scales) for part in parts]
+            return TopHits(*(found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))))
         if self.scales is None:
             return top_hits(asked, self.values, k, similarity, keep=keep)
         return self._best_of_blocks(queries.float(), k, similarity, keep)
+
+    def _at_once(self, kernels: Any, queries: int, k: int) -> int:
+        """How many queries the GPU has room for: it may be full of what is stored."""
+        each = kernels.scan_bytes(len(self), k)
+        free = free_memory_of(self.values.device) if queries * each > _UNASKED else None
+        return queries if free is None else max(1, min(queries, free // 2 // each))
 
     def _best_of_blocks(self, queries: Tensor, k: int, similarity: SetSimilarity, keep: Tensor | None) -> TopHits:
         step = max(1, _BLOCK // max(1, self.values[:1].numel()))

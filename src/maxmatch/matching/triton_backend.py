@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maxmatch.core.devices import on_its_device
 from maxmatch.matching.triton_blocks import best_half, four, four_of_eight, half, sum_exp
 from maxmatch.matching.triton_fused import can_fuse as can_fuse
 from maxmatch.matching.triton_fused import fused_scores as fused_scores
@@ -25,15 +26,23 @@ from maxmatch.matching.triton_launch import Launch
 # Sets of fewer than four (eight) vectors are filled up with vectors that can only match each other.
 
 MAX_PLANES = 8
+_MOST_PROGRAMS = 65_535  # along an axis that is not the first
+
+
+@triton.jit
+def _columns(BLOCK: tl.constexpr):
+    """Those of this program, which may be beyond the edge. See `_grid`."""
+    return (tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)) * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
 def _row(base, r_stride, l_stride, n, real, R: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr):
     """Row R of the block of every pair: SIZE planes, those beyond K made to match only each other."""
     row = ()
+    start = base + tl.full((), R, tl.int64) * r_stride  # a plane may have 2³¹ cosines
     for column in tl.static_range(SIZE):
         if R < K and column < K:
-            plane = tl.load(base + R * r_stride + column * l_stride + n, mask=real, other=0.0)
+            plane = tl.load(start + tl.full((), column, tl.int64) * l_stride + n, mask=real, other=0.0)
         elif R >= K and column >= K:
             plane = tl.zeros(n.shape, tl.float32)
         else:
@@ -46,7 +55,7 @@ def _row(base, r_stride, l_stride, n, real, R: tl.constexpr, K: tl.constexpr, SI
 def _planes_4(cosines, scores, chosen, n_columns, r_stride, l_stride, b_stride, score_stride, k_stride,
               K: tl.constexpr, SCORES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n = _columns(BLOCK)
     real = n < n_columns
     base = cosines + item * b_stride
     r0 = _row(base, r_stride, l_stride, n, real, 0, K, 4)
@@ -61,7 +70,8 @@ def _planes_4(cosines, scores, chosen, n_columns, r_stride, l_stride, b_stride, 
         columns = (zero, zero + 1, zero + 2, zero + 3)
         picked = four(r0, r1, r2, r3, columns, columns, columns, columns)
         for row in tl.static_range(K):
-            tl.store(chosen + row * k_stride + item * n_columns + n, picked[row].to(tl.int64), mask=real)
+            target = chosen + tl.full((), row, tl.int64) * k_stride + item * n_columns
+            tl.store(target + n, picked[row].to(tl.int64), mask=real)
 
 
 # Compiling this takes half a minute, so there is one version for all sizes, not one for those divisible by 16.
@@ -69,7 +79,7 @@ def _planes_4(cosines, scores, chosen, n_columns, r_stride, l_stride, b_stride, 
 def _planes_8(cosines, scores, chosen, n_columns, r_stride, l_stride, b_stride, score_stride, k_stride,
               K: tl.constexpr, SCORES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n = _columns(BLOCK)
     real = n < n_columns
     base = cosines + item * b_stride
     r0 = _row(base, r_stride, l_stride, n, real, 0, K, 8)
@@ -91,7 +101,13 @@ def _planes_8(cosines, scores, chosen, n_columns, r_stride, l_stride, b_stride, 
     else:
         picked = (f0, f1, f2, f3, f4, f5, f6, f7)
         for row in tl.static_range(K):
-            tl.store(chosen + row * k_stride + item * n_columns + n, picked[row].to(tl.int64), mask=real)
+            target = chosen + tl.full((), row, tl.int64) * k_stride + item * n_columns
+            tl.store(target + n, picked[row].to(tl.int64), mask=real)
+
+
+def _grid(rows: int, blocks: int) -> tuple[int, int, int]:
+    """Programs for blocks of columns: along the second and third axis, which take 65,535 each."""
+    return rows, min(blocks, _MOST_PROGRAMS), -(-blocks // _MOST_PROGRAMS)
 
 
 def _launch_planes(cosines: Tensor, scores: Tensor, chosen: Tensor, want_scores: bool) -> None:
@@ -100,17 +116,19 @@ def _launch_planes(cosines: Tensor, scores: Tensor, chosen: Tensor, want_scores:
     assert cosines.dtype == torch.float32
     kernel, block = (_planes_4, 256) if size <= 4 else (_planes_8, 128)
     r_stride, l_stride, b_stride, _ = cosines.stride()
-    kernel[(rows, triton.cdiv(columns, block))](
+    kernel[_grid(rows, triton.cdiv(columns, block))](
         cosines, scores, chosen, columns, r_stride, l_stride, b_stride, scores.stride(0), rows * columns,
         K=size, SCORES=want_scores, BLOCK=block, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
 
 
+@on_its_device
 def plane_scores(cosines: Tensor, scores: Tensor) -> None:
     """Write the maxmatch scores (B, C) of the cosine planes (K, K, B, C), K ≤ 8."""
     _launch_planes(cosines, scores, scores, want_scores=True)
 
 
+@on_its_device
 def plane_assignment(cosines: Tensor) -> Tensor:
     """The matching of the cosine planes (K, K, B, C), K ≤ 8: for each row its column, (K, B, C)."""
     chosen = torch.empty(cosines.shape[0], *cosines.shape[2:], dtype=torch.long, device=cosines.device)
@@ -123,10 +141,15 @@ def plane_assignment(cosines: Tensor) -> Tensor:
 
 
 @triton.jit
+def _row_of_blocks(base, j, ROW: tl.constexpr, n_columns):
+    """Where the four cosines of row ROW of each block are."""
+    return base + tl.full((), 4 * ROW, tl.int64) * n_columns + j[:, None] * 4 + tl.arange(0, 4)[None, :]
+
+
+@triton.jit
 def _load_row(source, j, real, ROW: tl.constexpr, n_columns):
     """Row ROW of each block: its four cosines, which are next to each other."""
-    place = (ROW * n_columns + j[:, None]) * 4 + tl.arange(0, 4)[None, :]
-    row = tl.load(source + place, mask=real[:, None], other=0.0)
+    row = tl.load(_row_of_blocks(source, j, ROW, n_columns), mask=real[:, None], other=0.0)
     return split_4(tl.reshape(row, (j.shape[0], 2, 2)))
 
 
@@ -136,15 +159,14 @@ def _store_row(target, j, real, ROW: tl.constexpr, n_columns, column, slope):
     s0, s1 = tl.where(column == 0, slope, 0.0), tl.where(column == 1, slope, 0.0)
     s2, s3 = tl.where(column == 2, slope, 0.0), tl.where(column == 3, slope, 0.0)
     row = tl.reshape(tl.join(tl.join(s0, s2), tl.join(s1, s3)), (j.shape[0], 4))
-    place = (ROW * n_columns + j[:, None]) * 4 + tl.arange(0, 4)[None, :]
-    tl.store(target + place, row, mask=real[:, None])
+    tl.store(_row_of_blocks(target, j, ROW, n_columns), row, mask=real[:, None])
 
 
 @triton.jit(do_not_specialize=["n_columns", "row_stride", "column_stride"])
 def _blocks(cosines, scores, n_columns, row_stride, column_stride, BACK: tl.constexpr, BLOCK: tl.constexpr):
     """scores: to be written, or, on the way back, their gradient."""
     item = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    j = _columns(BLOCK)
     real = j < n_columns
     base = cosines + item * 16 * n_columns
     r0 = _load_row(base, j, real, 0, n_columns)
@@ -170,6 +192,7 @@ _on_blocks = Launch(_blocks)
 _PAIRS = 128  # of a program
 
 
+@on_its_device
 def block_scores(cosines: Tensor, scores: Tensor) -> None:
     """Write the scores (B, C) of the cosines (4B, 4C)."""
     _launch_blocks(cosines, scores, back=False)
@@ -187,7 +210,7 @@ def _launch_blocks(cosines: Tensor, scores: Tensor, back: bool) -> None:
     assert cosines.shape == (4 * rows, 4 * columns)
     assert cosines.is_contiguous()
     _on_blocks(
-        (rows, -(-columns // _PAIRS)), (cosines, scores), (columns, *scores.stride()),
+        _grid(rows, -(-columns // _PAIRS)), (cosines, scores), (columns, *scores.stride()),
         BACK=back, BLOCK=_PAIRS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -199,7 +222,7 @@ def _launch_blocks(cosines: Tensor, scores: Tensor, back: bool) -> None:
 def _count(scores, level, above, equal, no_numbers, n_rows, n_columns, stride,
            ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    j = _columns(COLUMNS)
     real_row, real_column = i < n_rows, j < n_columns
     inside = real_row[:, None] & real_column[None, :]
     values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=inside, other=float("-inf"))
@@ -214,13 +237,14 @@ def _count(scores, level, above, equal, no_numbers, n_rows, n_columns, stride,
     )
 
 
+@on_its_device
 def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """How many scores are above the level of their row, then of their column (B + C); how many equal; how many NaN."""
     rows, columns = scores.shape
     assert scores.stride(1) == 1
     counts = torch.zeros(2 * len(level) + 1, dtype=torch.int32, device=scores.device)
     above, equal, no_numbers = counts.split([len(level), len(level), 1])
-    _count[(triton.cdiv(rows, 128), triton.cdiv(columns, 128))](
+    _count[_grid(triton.cdiv(rows, 128), triton.cdiv(columns, 128))](
         scores, level, above, equal, no_numbers, rows, columns, scores.stride(0),
         ROWS=128, COLUMNS=128, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
@@ -233,7 +257,7 @@ def _best_true(scores, row_groups, column_groups, best, n_rows, n_columns, strid
     """The largest score of a true pair in each row, then in each column. Of the scores only true ones are read."""
     # Beyond the edge the last row and the last column are looked at again, which changes no maximum.
     i = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), n_rows - 1)
-    j = tl.minimum(tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), n_columns - 1)
+    j = tl.minimum(_columns(COLUMNS), n_columns - 1)
     mine, theirs = tl.load(row_groups + i), tl.load(column_groups + j)
     if (tl.min(mine, 0) <= tl.max(theirs, 0)) & (tl.min(theirs, 0) <= tl.max(mine, 0)):  # in order, most tiles end here
         # Read again, for else all threads read all of them in the first place.
@@ -254,7 +278,7 @@ def _count_wrong(scores, row_groups, column_groups, best, counts, n_rows, n_colu
     """
     n_columns, stride = n_columns * UNIT, stride * UNIT
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    j = _columns(COLUMNS)
     real_row, real_column = i < n_rows, j < n_columns
     source = scores + i[:, None].to(tl.int64) * stride + j[None, :]
     values = tl.load(source, mask=real_row[:, None] & real_column[None, :], other=float("nan")).to(tl.float32)
@@ -271,7 +295,7 @@ def _count_wrong(scores, row_groups, column_groups, best, counts, n_rows, n_colu
     outside = ROWS * COLUMNS - tl.sum(real_row.to(tl.int32), 0) * tl.sum(real_column.to(tl.int32), 0)
     _add_some(counts + 2 * queries, not_numbers - outside, True)
     lonely = tl.sum((real_row & (row_best == -float("inf"))).to(tl.int32), 0)
-    _add_some(counts + 2 * queries + 1, lonely, tl.program_id(1) == 0)
+    _add_some(counts + 2 * queries + 1, lonely, tl.program_id(1) + tl.program_id(2) == 0)
     lonely = tl.sum((real_column & (column_best == -float("inf"))).to(tl.int32), 0)
     _add_some(counts + 2 * queries + 1, lonely, tl.program_id(0) == 0)
 
@@ -298,6 +322,7 @@ def _add_some(total, count, here):
     tl.atomic_add(total, count.to(tl.int64), mask=here & (count > 0), sem="relaxed")
 
 
+@on_its_device
 def count_wrong(
     scores: Tensor, row_groups: Tensor, column_groups: Tensor, tile: tuple[int, int, int] = (32, 128, 4)
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -314,11 +339,11 @@ def count_wrong(
     best = torch.full((queries,), -torch.inf, device=scores.device)
     counts = torch.zeros(2 * queries + 2, dtype=torch.int64, device=scores.device)
     given = (scores, row_groups.contiguous(), column_groups.contiguous(), best)
-    _best_true[(triton.cdiv(rows, 32), triton.cdiv(columns, 128))](
+    _best_true[_grid(triton.cdiv(rows, 32), triton.cdiv(columns, 128))](
         *given, rows, columns, scores.stride(0), ROWS=32, COLUMNS=128, num_warps=4, enable_fp_fusion=True
     )
     unit = 4 if columns % 4 == 0 and scores.stride(0) % 4 == 0 else 1
-    _count_wrong[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
+    _count_wrong[_grid(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
         *given, counts, rows, columns // unit, scores.stride(0) // unit,
         UNIT=unit, ROWS=tile[0], COLUMNS=tile[1], num_warps=tile[2], enable_fp_fusion=True,
     )  # fmt: skip
@@ -330,7 +355,7 @@ def count_wrong(
 def _count_reaching(scores, levels, counts, n_rows, n_columns, stride, most,
                     ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    j = _columns(COLUMNS)
     real_row, real_column = i < n_rows, j < n_columns
     inside = real_row[:, None] & real_column[None, :]
     values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=inside, other=float("-inf"))
@@ -340,13 +365,14 @@ def _count_reaching(scores, levels, counts, n_rows, n_columns, stride, most,
         tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row, sem="relaxed")
 
 
+@on_its_device
 def count_reaching(scores: Tensor, levels: Tensor) -> Tensor:
     """How many scores of each row (B, C) are as high as its levels (P, B), or higher: (P, B). Scores are read once."""
     rows, columns = scores.shape
     assert scores.stride(1) == 1
     assert levels.is_contiguous()
     counts = torch.zeros_like(levels, dtype=torch.int32)
-    _count_reaching[(triton.cdiv(rows, 64), triton.cdiv(columns, 256))](
+    _count_reaching[_grid(triton.cdiv(rows, 64), triton.cdiv(columns, 256))](
         scores, levels, counts, rows, columns, scores.stride(0), len(levels),
         ROWS=64, COLUMNS=256, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip

@@ -3,8 +3,8 @@ registers.
 
 The vectors of a tile are taken in such an order that the tensor cores leave the cosines of a pair of sets where they
 are matched: the sixteen of sets of four in one thread, the 64 of sets of eight in two threads of a warp. From Hopper on
-the vectors are put in that order first (*packed*), so that the copy engine can fetch them; before, each thread fetches
-them where they lie.
+the vectors are put in that order first (*packed*), so that the copy engine can fetch them; before, and where their
+tiles do not fit, each thread fetches them where they lie.
 
 Of a tile of the tensor cores a thread holds rows r and r + 8 of every 16 a warp has, and columns 8j + {0, 1} (+ 2 × its
 place among four lanes) of every 8 a warp has. The topmost bit of the row is never a warp's, nor are bits 4, 5
@@ -23,9 +23,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from maxmatch.core.devices import on_its_device
 from maxmatch.matching.triton_blocks import four, four_of_eight, shared_half, sum_exp
+from maxmatch.matching.triton_launch import shared_memory
 
 _COLUMNS = 128  # of a tile
+_STEP = 128  # bytes of a packed vector that are read at once
 
 
 class Cut(NamedTuple):
@@ -263,20 +266,30 @@ def can_fuse(sets: Tensor) -> bool:
     return sets.shape[1] in CUTS and aligned and tensor_core and _device(sets.device)[0] >= (8, 0)
 
 
+def _packs(device: torch.device, size: int) -> bool:
+    """Whether sets are packed for this device: from Hopper on, where the tiles fit its shared memory. Those of four do
+    not fit a graphics card's.
+    """
+    tiles = CUTS[size].stages * (CUTS[size].rows + _COLUMNS) * _STEP
+    return _device(device)[0] >= (9, 0) and tiles <= shared_memory(device)
+
+
+@on_its_device
 def pack_rows(sets: Tensor, cut: Cut | None = None) -> Packed:
-    """Image sets (B, K, D) in the order the kernel wants them; before Hopper as they are."""
+    """Image sets (B, K, D) in the order the kernel wants them, or as they are: see `_packs`."""
     return _packed(sets, (cut or CUTS[sets.shape[1]]).rows)
 
 
+@on_its_device
 def pack_columns(sets: Tensor) -> Packed:
-    """Caption sets (C, K, D) in the order the kernel wants them; before Hopper as they are."""
+    """Caption sets (C, K, D) in the order the kernel wants them, or as they are."""
     return _packed(sets, 0)
 
 
 def _packed(sets: Tensor, rows: int) -> Packed:
     """rows: of a tile, for images; 0: captions."""
     count, size, width = sets.shape
-    if _device(sets.device)[0] < (9, 0):
+    if not _packs(sets.device, size):
         return unpacked(sets)
     tile = rows or _COLUMNS
     packed = sets.new_empty(triton.cdiv(count * size, tile) * tile, width)
@@ -293,12 +306,13 @@ def unpacked(sets: Tensor) -> Packed:
     return Packed(sets.contiguous(), sets.sum(dtype=torch.float32), sets.shape[1])
 
 
+@on_its_device
 def fused_scores(rows: Packed, columns: Packed, scores: Tensor, cut: Cut | None = None) -> Tensor:
     """Write the maxmatch scores (B, C) of packed sets; a number that is not finite where a vector is not."""
     in_place, width = rows.vectors.ndim == 3, rows.vectors.shape[-1]
     cut = cut or (CUTS_IN_PLACE if in_place else CUTS)[rows.size]
     tiles = triton.cdiv(len(scores), cut.rows // rows.size) * triton.cdiv(scores.shape[1], _COLUMNS // rows.size)
-    step = (64 if in_place else 128) // rows.vectors.element_size()
+    step = (64 if in_place else _STEP) // rows.vectors.element_size()
     sizes = {"SIZE": rows.size, "ROWS": cut.rows, "STEP": step, "GROUP": 8}
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "enable_fp_fusion": True}
     if in_place:

@@ -5,6 +5,7 @@ every address: several times what the launch itself takes. While a GPU waits for
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,15 @@ from torch import Tensor
 
 _MOST = 256  # launches that are known: sizes that never come again must not pile up
 
-Grid = tuple[int] | tuple[int, int]
+Grid = tuple[int] | tuple[int, int] | tuple[int, int, int]
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program can have; Hopper's where Triton interprets."""
+    if device.type != "cuda":
+        return 227 * 1024
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
 
 
 class Launch:

@@ -21,8 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maxmatch.core.devices import on_its_device
 from maxmatch.matching.triton_blocks import four
-from maxmatch.matching.triton_launch import Launch
+from maxmatch.matching.triton_launch import Launch, shared_memory
 from maxmatch.matching.triton_tiles import Tiles, best_of_blocks, keys_of, score_of, shared_bytes
 
 MOST_WANTED = 256
@@ -323,14 +324,6 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
-@cache
-def _room(device: torch.device) -> int:
-    """Bytes of shared memory of a program."""
-    if device.type != "cuda":
-        return 227 * 1024
-    return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
-
-
 def most_queries(device: torch.device) -> int:
     """At once: more would not save anything."""
     return 1024 if _capability(device) >= (9, 0) else 128
@@ -338,7 +331,7 @@ def most_queries(device: torch.device) -> int:
 
 def way_for(queries: int, items: Tensor) -> Cut | Tiles:
     """How so many queries are scanned. `python -m benchmarks.matching gpu_ways` times the others."""
-    element, width, room = items.element_size(), items.shape[2], _room(items.device)
+    element, width, room = items.element_size(), items.shape[2], shared_memory(items.device)
     if queries > _WORTH_TILES and _capability(items.device) >= (9, 0):
         narrow = HELD_INT8 if element == 1 else HELD
         whole = width == _power_of_2(width)
@@ -379,6 +372,7 @@ def best_keys(
     return best
 
 
+@on_its_device
 def best_hits(
     queries: Tensor,
     items: Tensor,

@@ -353,7 +353,8 @@ class RecordedSteps:
     def _record(self, shape: object, batch: Batch, seed: int) -> None:
         batch, graph = batch.map(Tensor.clone), torch.cuda.CUDAGraph()
         torch.manual_seed(seed)  # the step does so too; while recording it may only be the seed that is set already
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Meanwhile another thread may pin the memory of the next batches: by default that would end the recording.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             terms = self.step(batch, seed)
         self._pool = graph.pool()
         self._records[shape] = (batch, graph, terms)

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from maxmatch.core.devices import on_its_device
+
 _BLOCK = 256  # of the states' width, per program
 
 
@@ -179,6 +181,7 @@ def _programs(directions: int, items: int, width: int) -> tuple[int, int, int]:
     return items, directions, triton.cdiv(width, _BLOCK)
 
 
+@on_its_device
 def gru_states(
     weight: Float[Tensor, "d G H"],
     bias: Float[Tensor, "d 4 H"],

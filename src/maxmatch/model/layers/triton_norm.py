@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from maxmatch.core.devices import on_its_device
+
 _ROWS = 4  # at a time: as many as the generator of random numbers gives numbers at once
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 2048  # of the slots: a program holds whole rows
@@ -247,11 +249,10 @@ def add_norm(
     width = x.shape[-1]
     rows, (weight, bias, epsilon) = x.numel() // width, norm
     y, y_bias, dropout, seed, bits = (x, bias, 0.0, None, stats) if added is None else added
-    with torch.cuda.device_of(x):
-        _norm_forwards[(triton.cdiv(rows, _ROWS),)](
-            x, y, y_bias, weight, bias, stats if seed is None else seed, total, out, stats, bits, rows, period_of(x),
-            epsilon, dropout, _scale(dropout), ADDS=added is not None, DROPS=dropout > 0, **_block(width),
-        )  # fmt: skip
+    _norm_forwards[(triton.cdiv(rows, _ROWS),)](
+        x, y, y_bias, weight, bias, stats if seed is None else seed, total, out, stats, bits, rows, period_of(x),
+        epsilon, dropout, _scale(dropout), ADDS=added is not None, DROPS=dropout > 0, **_block(width),
+    )  # fmt: skip
 
 
 def add_norm_backwards(
@@ -271,12 +272,11 @@ def add_norm_backwards(
     """
     width = total.shape[-1]
     adds = to_product is not None
-    with torch.cuda.device_of(total):
-        _norm_backwards[(len(parts),)](
-            total, stats, weight, stats if bits is None else bits, to_x if arriving is None else arriving, arriving_out,
-            to_x, to_product if adds else to_x, parts, total.numel() // width, period_of(total), _scale(dropout),
-            CARRIED=arriving is not None, ADDS=adds, DROPS=dropout > 0, SUMS=3 if adds else 2, **_block(width),
-        )  # fmt: skip
+    _norm_backwards[(len(parts),)](
+        total, stats, weight, stats if bits is None else bits, to_x if arriving is None else arriving, arriving_out,
+        to_x, to_product if adds else to_x, parts, total.numel() // width, period_of(total), _scale(dropout),
+        CARRIED=arriving is not None, ADDS=adds, DROPS=dropout > 0, SUMS=3 if adds else 2, **_block(width),
+    )  # fmt: skip
 
 
 def gelu_dropout(
@@ -284,11 +284,10 @@ def gelu_dropout(
 ) -> None:
     """Write dropout(GELU(x + bias)) into out. seed: one of `seeds`; bits: see `bits_for`."""
     rows, width = x.shape
-    with torch.cuda.device_of(x):
-        _gelu_forwards[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _BLOCK))](
-            x, bias, bits if seed is None else seed, out, bits, rows, dropout, _scale(dropout), DROPS=dropout > 0,
-            **_block(min(width, _BLOCK)) | {"WIDTH": width},
-        )  # fmt: skip
+    _gelu_forwards[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _BLOCK))](
+        x, bias, bits if seed is None else seed, out, bits, rows, dropout, _scale(dropout), DROPS=dropout > 0,
+        **_block(min(width, _BLOCK)) | {"WIDTH": width},
+    )  # fmt: skip
 
 
 def gelu_dropout_backwards(
@@ -302,11 +301,10 @@ def gelu_dropout_backwards(
 ) -> None:
     """Write the gradient of x, and the parts of that of the bias."""
     rows, width = x.shape
-    with torch.cuda.device_of(x):
-        _gelu_backwards[(len(parts), triton.cdiv(width, _BLOCK))](
-            x, bias, bits, arriving, to_x, parts, rows, _scale(dropout), DROPS=dropout > 0,
-            **_block(min(width, _BLOCK)) | {"WIDTH": width},
-        )  # fmt: skip
+    _gelu_backwards[(len(parts), triton.cdiv(width, _BLOCK))](
+        x, bias, bits, arriving, to_x, parts, rows, _scale(dropout), DROPS=dropout > 0,
+        **_block(min(width, _BLOCK)) | {"WIDTH": width},
+    )  # fmt: skip
 
 
 class _Norm(torch.autograd.Function):
@@ -328,6 +326,7 @@ class _Norm(torch.autograd.Function):
         return to_x, *totals(parts), None, None
 
 
+@on_its_device
 def layer_norm(x: Float[Tensor, "B N W"], norm: nn.LayerNorm, dtype: torch.dtype) -> Float[Tensor, "B N W"]:
     """The norm of x, in the given precision."""
     out: Tensor = _Norm.apply(x, norm.weight, norm.bias, norm.eps, dtype)

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from maxmatch.core.devices import on_its_device
 from maxmatch.model.layers.triton_attention import attend, attend_backwards, can_attend, gradients_of_inputs
 from maxmatch.model.layers.triton_norm import (
     Added,
@@ -213,6 +214,7 @@ def _bounds(keys: Sequence[Tensor]) -> list[slice]:
     return found
 
 
+@on_its_device
 def slot_blocks(
     slots: Float[Tensor, "B K D"],
     keys: Sequence[Float[Tensor, "B h N d"]],

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Hashable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxmatch.core.devices import chosen_device
+from maxmatch.core.devices import chosen_device, free_memory_of
 from maxmatch.matching.stored_sets import STORED, StoredSets
 from maxmatch.search.engine import Engine
 from maxmatch.search.filters import Condition
@@ -21,7 +22,10 @@ from maxmatch.search.rerank import NONE, Best, best_of_rows
 _BLOCK = 16_384  # items that are read at once
 _QUERIES = 256  # at once: while the best of these become hits, a GPU finds those of the next
 _AGAIN = 2**26  # numbers of items that are scored again at once
-_BESIDE = 16  # items beside k that are scored again, with queries in full precision
+_BESIDE = 16  # items beside k, at least, that are scored again, with queries in full precision
+_FAST = 256  # items: the kernel of a GPU finds no more
+_READINGS = 5  # where others write meanwhile
+_PATIENCE = 10.0  # seconds, in which others end the searches that they have begun
 _MASKS = 16  # filters whose items are remembered
 _log = logging.getLogger("maxmatch")
 
@@ -66,6 +70,7 @@ class ItemsOnDevice:
         self._folder, self._engine, self._manifest = folder, engine, manifest
         self._busy = threading.Lock()
         self._items: _Items | None = None
+        self._held = weakref.WeakSet[StoredSets]()  # searches that have begun keep the items as they were
         self._current()
 
     def best(self, queries: np.ndarray, k: int, where: Condition | None) -> list[Best]:
@@ -75,10 +80,18 @@ class ItemsOnDevice:
             return [NONE] * len(queries)
         keep = None if where is None else self._passing(items, where)
         asked = torch.from_numpy(queries).to(self.device)
-        wanted = min(k + max(k, _BESIDE), len(items.ids))
-        at_once = max(1, min(_QUERIES, _AGAIN // max(1, wanted * self.set_size * self._manifest.dim)))
+        wanted = min(_wanted(k), len(items.ids))
+        at_once = self._at_once(len(queries), wanted * self.set_size * self._manifest.dim)
         under_way = [self._candidates(items, part, wanted, keep) for part in torch.split(asked, at_once)]
         return [each for candidates in under_way for each in self._chosen(items, candidates, k)]
+
+    def _at_once(self, queries: int, each: int) -> int:
+        """How many queries, by the numbers that are scored again for each. They take 14 bytes each, and some more."""
+        numbers = _AGAIN
+        if min(queries, _QUERIES) * each > numbers // 4:
+            free = free_memory_of(self.device)
+            numbers = numbers if free is None else min(numbers, free // 32)
+        return max(1, min(_QUERIES, numbers // max(1, each)))
 
     def _candidates(self, items: _Items, queries: Tensor, wanted: int, keep: Tensor | None) -> _Candidates:
         """Found by what the items are stored in; nothing waits for them yet."""
@@ -95,7 +108,7 @@ class ItemsOnDevice:
             for each in (places, planes)
         )
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
+        ready.record(torch.cuda.current_stream(queries.device))
         return _Candidates(places, planes, ready)
 
     def _chosen(self, items: _Items, candidates: _Candidates, k: int) -> list[Best]:
@@ -133,40 +146,64 @@ class ItemsOnDevice:
             return self._items
 
     def _read(self) -> _Items:
-        """Twice: first in what order they are, then all of them, each to its place."""
         began = time.monotonic()
-        count, added = -1, np.empty(0, np.int64)
-        while count != len(added):  # again where another process has written meanwhile
-            version = self._engine.version()
-            blocks = [np.array(found.added) for found in self._engine.scan(_BLOCK, vectors=False)]
-            added = np.sort(np.concatenate([added[:0], *blocks]))
-            ids, metadata = np.empty(len(added), object), np.empty(len(added), object)
-            sets, count = self._room(len(added)), 0
-            for found in self._engine.scan(_BLOCK, metadata=True):
-                places, there = _places(added, found.added)
-                if not there.all():
-                    break
-                count += len(places)
-                ids[places], metadata[places] = np.array(found.ids, object), np.array(found.metadata, object)
-                vectors = torch.from_numpy(np.array(found.vectors)).to(self.device)
-                sets.put(torch.from_numpy(places).to(self.device), vectors.view(-1, *sets.values.shape[1:]))
-        took = time.monotonic() - began
-        _log.info("%s: %d items on %s (%s), read in %.1f s", self._folder, count, self.device, _size(sets), took)
-        return _Items(version, ids, added, metadata, sets, {})
+        for _ in range(_READINGS):
+            items = self._read_once()
+            if items is not None:
+                took, size = time.monotonic() - began, _size(items.sets)
+                _log.info(
+                    "%s: %d items on %s (%s), read in %.1f s", self._folder, len(items.ids), self.device, size, took
+                )
+                return items
+        raise RuntimeError(
+            f"{self._folder}: others wrote to it while it was read to {self.device}, {_READINGS} times in a row. "
+            "Search again when less is written, or open the index without device."
+        )
+
+    def _read_once(self) -> _Items | None:
+        """Twice: first in what order they are, then all of them, each to its place. None where another process has
+        written meanwhile.
+        """
+        version = self._engine.version()
+        blocks = [np.array(found.added) for found in self._engine.scan(_BLOCK, vectors=False)]
+        added = np.sort(np.concatenate([np.empty(0, np.int64), *blocks]))
+        ids, metadata = np.empty(len(added), object), np.empty(len(added), object)
+        sets, count = self._room(len(added)), 0
+        for found in self._engine.scan(_BLOCK, metadata=True):
+            places, there = _places(added, found.added)
+            if not there.all():
+                return None
+            count += len(places)
+            ids[places], metadata[places] = np.array(found.ids, object), np.array(found.metadata, object)
+            vectors = torch.from_numpy(np.array(found.vectors)).to(self.device)
+            sets.put(torch.from_numpy(places).to(self.device), vectors.view(-1, *sets.values.shape[1:]))
+        return _Items(version, ids, added, metadata, sets, {}) if count == len(added) else None
 
     def _room(self, count: int) -> StoredSets:
+        """Waits for the searches of other threads among the items as they were, where the device cannot hold both."""
         shape = count, self.set_size, self._manifest.dim
-        if self.device.type == "cuda":
-            needed = StoredSets(*shape, self.dtype, "meta")
-            free, _ = torch.cuda.mem_get_info(self.device)
-            free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            if needed.nbytes > 0.9 * free:
+        needed, until = StoredSets(*shape, self.dtype, "meta"), time.monotonic() + _PATIENCE
+        while True:
+            alone = not self._held or time.monotonic() > until
+            free = free_memory_of(self.device)
+            if free is None or needed.nbytes <= 0.9 * free:
+                break
+            if alone:
                 smaller = "" if self.dtype == "int8" else 'with device_dtype="int8", '
                 raise ValueError(
                     f"{self._folder}: {count} items take {_size(needed)} in {self.dtype}, and {self.device} has "
                     f"{free / 1e9:.1f} GB free. Open the index {smaller}without device, or use a GPU with more memory."
                 )
-        return StoredSets(*shape, self.dtype, self.device)
+            time.sleep(0.01)
+        sets = StoredSets(*shape, self.dtype, self.device)
+        self._held.add(sets)
+        return sets
+
+
+def _wanted(k: int) -> int:
+    """How many items are scored again for k hits: twice as many; fewer, where the kernel of a GPU then finds them."""
+    most = k + max(k, _BESIDE)
+    return min(most, _FAST) if k + _BESIDE <= _FAST else most
 
 
 def _places(added: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
