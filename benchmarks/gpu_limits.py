@@ -11,15 +11,14 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.reference import assert_equal, random_sets, scipy_scores
-from benchmarks.timing import Row, Work, print_rows, recorded, time_each
+from benchmarks.timing import Row, Work, print_kernels, print_rows, recorded, time_each
 from maxmatch import score_matrix, similarity
 from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.matching import triton_backend
 from maxmatch.matching.products import cosine_planes
-from maxmatch.matching.triton_fused import CUTS, Cut, fused_scores, pack_columns, pack_rows
+from maxmatch.matching.triton_fused import CUTS, Cut, fused_scores, pack_columns, pack_rows, unpacked
 
 _VARIANTS = {
     4: {"256 × 128, 8 warps": CUTS[4]},
@@ -54,6 +53,9 @@ def _equality() -> None:
             scores = torch.full((rows, columns), torch.nan, device="cuda")
             fused_scores(pack_rows(a, cut), pack_columns(b), scores, cut)
             assert_equal(scores, expected, 2e-6, f"K={size}, {what}")
+        scores = torch.full((rows, columns), torch.nan, device="cuda")
+        fused_scores(unpacked(a), unpacked(b), scores)
+        assert_equal(scores, expected, 2e-6, f"K={size}, where they lie")
     generator = torch.Generator().manual_seed(1)
     for rows, columns, groups in ((130, 651, 130), (333, 1000, 20)):
         scores = torch.randint(-20, 20, (rows, columns), generator=generator).float()  # with ties
@@ -109,10 +111,10 @@ def _pairs(size: int, goal: float) -> None:
     columns = pack_columns(b)
     for what, cut in _VARIANTS[size].items():
         works[f"  kernel, {what}"] = (partial(fused_scores, pack_rows(a, cut), columns, scores, cut), None)
+    works["  kernel, where they lie (before Hopper)"] = (partial(fused_scores, unpacked(a), unpacked(b), scores), None)
     works["  ranks alone"] = (partial(ranks_both_ways, scores, *groups), None)
     _print_all(f"GPU, {images:,} × {captions:,} sets, K={size}, D={width}, bfloat16", works, 12 if size == 4 else 7)
-    if size == 4:
-        _kernels_of("all scores and both ranks, K = 4", lambda: ranks_both_ways(score_matrix(a, b), *groups))
+    print_kernels(f"all scores and both ranks, K = {size}", lambda: ranks_both_ways(score_matrix(a, b), *groups))
 
 
 def _print_all(heading: str, works: dict[str, tuple[Work, float | None]], repeats: int) -> None:
@@ -123,23 +125,6 @@ def _print_all(heading: str, works: dict[str, tuple[Work, float | None]], repeat
         note = f"medians {statistics.median(found) / middle:.2f}×"
         rows.append(Row(what, min(found), min(found) / least, goal, note))
     print_rows(heading, rows)
-
-
-def _kernels_of(what: str, work: Work) -> None:
-    """What the GPU was busy with, by the profiler."""
-    work()
-    try:
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            work()
-            torch.cuda.synchronize()
-        kernels = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)
-    except (RuntimeError, AssertionError) as error:  # where the machine cannot
-        print(f"no profile: {error}")
-        return
-    total, count = sum(k.self_device_time_total for k in kernels) / 1e3, sum(k.count for k in kernels)
-    print(f"\n{what}: {count} launches and copies, {total:.3f} ms on the GPU")
-    for kernel in kernels[:8]:
-        print(f"  {kernel.self_device_time_total / 1e3:8.3f} ms  {kernel.count:3d} ×  {kernel.key[:90]}", flush=True)
 
 
 def _training() -> None:
@@ -202,7 +187,7 @@ def _training() -> None:
         rows.append(Row(what, min(times) / of, note=note))
     print_rows(f"GPU, training: {images} × {captions} sets, K={size}, D={width}, float32", rows)
     _host_of_a_step(a, b, weights)
-    _kernels_of("maxmatch, forward + backward", ours)
+    print_kernels("maxmatch, forward + backward", ours)
 
 
 def _host_of_a_step(a: Tensor, b: Tensor, weights: Tensor) -> None:

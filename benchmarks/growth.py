@@ -1,6 +1,7 @@
 """How time and memory grow: all pairs by K and by D, a search by the number of items and of queries.
 
     python -m benchmarks.growth --work FOLDER [--only K D items queries] [--seconds 200] [--most 1000000]
+    python -m benchmarks.growth --gpu [--only K D items queries] [--seconds 60]
 
 Each row is measured in a process of its own and kept in FOLDER/growth.jsonl, so that the next call goes on where the
 last one ended, after --seconds or otherwise. Then all tables are printed as Markdown. Before a row is timed, its first
@@ -9,6 +10,9 @@ from a file of 5 GB in FOLDER.
 
 `memory` is what the process holds beyond the sets themselves and outside of files, at most. `product` is the time of
 the bare matrix product of the same vectors, `reading` that of adding up all numbers of the gallery once.
+
+--gpu: larger sizes, one after the other in this process; nothing is kept. `memory` is then what is allocated beyond the
+sets. Ten million sets take 5 GB there.
 """
 
 import argparse
@@ -25,6 +29,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
+from benchmarks.timing import describe_machine, time_each
 from maxmatch import score_matrix, top_hits
 
 _DRAWN = 50_000  # sets that are drawn; more are the same again
@@ -36,6 +41,16 @@ TABLES = {
     "items": ("one query, K = 4, D = 64: `top_hits(10)`; 10⁷ in float16, mapped", "ms", "ns per item", "× reading"),
     "queries": ("100,000 sets, K = 4, D = 256, float32: `top_hits(10)`", "ms", "ms per query", "–"),
 }  # fmt: skip
+
+GPU_VALUES: dict[str, tuple[int, ...]] = {
+    "K": (1, 2, 4, 8), "D": WIDTHS, "items": ITEMS, "queries": (1, 4, 10, 30, 100, 1000)
+}  # fmt: skip
+GPU_TABLES = {
+    "K": ("2,000 × 10,000 sets, D = 256, float32: `score_matrix`", "ms", "ns per pair", "× product"),
+    "D": ("2,000 × 10,000 sets, K = 4, float32: `score_matrix`", "ms", "ns per pair", "× product"),
+    "items": ("one query, K = 4, D = 64, float16: `top_hits(10)`", "ms", "ns per item", "× reading"),
+    "queries": ("a million sets, K = 4, D = 256, float16: `top_hits(10)`", "ms", "ms per query", "–"),
+}
 
 
 class Peak:
@@ -135,6 +150,38 @@ def measure(table: str, value: int, folder: Path) -> dict[str, Any]:
     return row
 
 
+def measure_on_gpu(table: str, value: int, device: str = "cuda", share: int = 1) -> dict[str, Any]:
+    """The same on a GPU; share: a part of the rows and columns, to try it without one."""
+    size, width = (value, 256) if table == "K" else (4, value if table == "D" else 64 if table == "items" else 256)
+    rows = {"K": 2000 // share, "D": 2000 // share, "items": 1, "queries": value}[table]
+    columns = {"K": 10_000, "D": 10_000, "items": value, "queries": 1_000_000}[table] // share
+    search = table in ("items", "queries")
+    dtype = torch.float16 if search else torch.float32
+    queries = sets_of(rows, size, width, 0).to(device, dtype)
+    drawn = sets_of(min(columns, _DRAWN), size, width, 1).to(device, dtype)
+    gallery = drawn.repeat(-(-columns // len(drawn)), 1, 1)[:columns]
+
+    def work() -> Any:
+        return top_hits(queries, gallery, 10) if search else score_matrix(queries, gallery)
+
+    found = work()
+    at = found.indices[0].tolist() if search else range(3)
+    scores = found.scores[0] if search else found[0]
+    for place, row in enumerate(at):
+        assert abs(exact(queries[0].cpu(), gallery[row].cpu()) - float(scores[place])) < 1e-4, (table, value, place)
+    del found
+    before = torch.cuda.memory_allocated()  # 0 without a GPU
+    if gallery.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    work()
+    peak = torch.cuda.max_memory_allocated()
+    a, b = queries.flatten(0, 1), gallery.flatten(0, 1)
+    ours, beside = map(min, time_each([work, gallery.view(torch.int32).sum if search else lambda: a @ b.T], 10))
+    each = ours / rows if table == "queries" else ours * 1e6 / (rows * columns)
+    row = {"table": table, "value": value, "ms": ours, "each": each, "memory_mb": (peak - before) / 2**20}
+    return row | {"beside": None if table == "queries" else beside}
+
+
 def row_in_process(table: str, value: int, folder: Path, answers: "multiprocessing.queues.Queue[Any]") -> None:
     answers.put(measure(table, value, folder))
 
@@ -144,10 +191,10 @@ def ratio_of(row: dict[str, Any]) -> str:
     return f"{row['ms'] / row['beside']:.2f}" if row["beside"] else "–"
 
 
-def printed(rows: list[dict[str, Any]]) -> str:
+def printed(rows: list[dict[str, Any]], tables: dict[str, tuple[str, str, str, str]]) -> str:
     """All tables as Markdown."""
     lines = []
-    for table, (title, *columns) in TABLES.items():
+    for table, (title, *columns) in tables.items():
         of_table = sorted((row for row in rows if row["table"] == table), key=lambda row: row["value"])
         if of_table:
             unit, each, ratio = columns
@@ -162,11 +209,21 @@ def printed(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="a folder for what was measured, and large files")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--work", type=Path, help="a folder for what was measured, and large files")
+    where.add_argument("--gpu", action="store_true")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--seconds", type=float, default=200.0, help="no row is begun after so many")
     parser.add_argument("--most", type=int, default=1_000_000, help="items")
     given = parser.parse_args()
+    if given.gpu:
+        began, rows = time.monotonic(), []
+        for table, value in [(one, value) for one in given.only for value in GPU_VALUES[one]]:
+            if time.monotonic() - began < min(given.seconds, 60.0):
+                rows.append(measure_on_gpu(table, value))
+        print(describe_machine())
+        print(printed(rows, GPU_TABLES))
+        return
     given.work.mkdir(parents=True, exist_ok=True)
     file, started = given.work / "growth.jsonl", time.monotonic()
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -186,7 +243,7 @@ def main() -> None:
         with file.open("a") as kept:
             kept.write(json.dumps(rows[-1]) + "\n")
     print(f"{os.cpu_count()} cores, torch {torch.__version__}")
-    print(printed(rows))
+    print(printed(rows, TABLES))
 
 
 if __name__ == "__main__":

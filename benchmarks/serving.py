@@ -9,6 +9,8 @@ First both must give the same answers. Then what one user sees (`benchmarks.phot
 
     python -m benchmarks.serving --items 1000000 --work FOLDER --clients 1 32 256 --seconds 24 --photos 0
 
+`--index-device cuda --device cuda` is a server with a GPU.
+
 The clients share the cores with the server; client_cpu_ms is what they take per query, and cores_of_others how many
 cores other programs took meanwhile. Needs two quiet cores, 3 GB of memory, 300 MB of disk and about five minutes; a
 million items need 13 GB of disk and take some more minutes. Without --model, the model that ships is used. cpu_ms is
@@ -84,7 +86,14 @@ def make_index(folder: Path, model: SetEncoder, items: int, engine: str) -> None
     index.close()
 
 
-def serve(folder: Path, model: str, batch: int, port: "multiprocessing.queues.Queue[int]") -> None:
+def serve(
+    folder: Path,
+    model: str,
+    batch: int,
+    device: str | None,
+    index_device: str | None,
+    port: "multiprocessing.queues.Queue[int]",
+) -> None:
     """Run one server until it is told to stop."""
     import uvicorn
 
@@ -92,7 +101,7 @@ def serve(folder: Path, model: str, batch: int, port: "multiprocessing.queues.Qu
     from maxmatch.server.connections import server_config
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    app = create_app(SetIndex.open(folder), SetEncoder.from_pretrained(model), Path, batch=batch)
+    app = create_app(SetIndex.open(folder, index_device), SetEncoder.from_pretrained(model, device), Path, batch=batch)
     server = uvicorn.Server(server_config(app, "127.0.0.1", port=0))
 
     async def announced() -> None:
@@ -255,6 +264,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="per server")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--engine", default="lance")
+    parser.add_argument("--device", help="where queries are encoded")
+    parser.add_argument("--index-device", help="keep all items there, such as cuda, and score all of them")
     parser.add_argument("--work", type=Path, help="keep the index in this folder, and use the one that is there")
     parser.add_argument("--photos", type=int, default=1000, help="in the folder to search; 0 skips this part")
     given = parser.parse_args()
@@ -270,7 +281,9 @@ def main() -> None:
         several = len(given.clients) > 1
         for batch in (given.batch,) if several else (given.batch, 1):
             port: Any = start.Queue()
-            server = start.Process(target=serve, args=(index, given.model, batch, port))
+            server = start.Process(
+                target=serve, args=(index, given.model, batch, given.device, given.index_device, port)
+            )
             server.start()
             servers.append(server)
             ports.append(port.get(timeout=300))

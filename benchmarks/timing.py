@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 Work = Callable[[], object]
 
@@ -72,6 +73,23 @@ def recorded(work: Work) -> Work:
     with torch.cuda.graph(graph):
         work()
     return graph.replay
+
+
+def print_kernels(what: str, work: Work, shown: int = 10) -> None:
+    """What the GPU was busy with, by the profiler: the kernels that took most."""
+    work()
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            work()
+            torch.cuda.synchronize()
+        kernels = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)
+    except (RuntimeError, AssertionError) as error:  # where the machine cannot
+        print(f"no profile: {error}")
+        return
+    total, count = sum(k.self_device_time_total for k in kernels) / 1e3, sum(k.count for k in kernels)
+    print(f"\n{what}: {count} launches and copies, {total:.3f} ms on the GPU")
+    for kernel in kernels[:shown]:
+        print(f"  {kernel.self_device_time_total / 1e3:8.3f} ms  {kernel.count:3d} ×  {kernel.key[:90]}", flush=True)
 
 
 def rows_against(
