@@ -49,8 +49,9 @@ def write_folder(folder: Path, count: int) -> None:
 
 def write_index(folder: Path, model: AnyModel) -> None:
     """Random sets for all photos of a folder, with the facts that an indexing notes."""
-    from maxmatch.search import photos
     from maxmatch.search.engines.cached_table import write_cache
+    from maxmatch.search.photos import sync as photos
+    from maxmatch.search.photos.facts import photo_facts
 
     folder = folder.resolve()
     generator = np.random.default_rng(1)
@@ -61,7 +62,7 @@ def write_index(folder: Path, model: AnyModel) -> None:
             shape = (len(part), index.manifest.set_size or 1, index.manifest.dim)
             sets = generator.standard_normal(shape, np.float32)
             sets /= np.linalg.norm(sets, axis=2, keepdims=True)
-            index.add(part, sets, [photos.photo_facts(folder / name, folder) for name in part], optimise=False)
+            index.add(part, sets, [photo_facts(folder / name, folder) for name in part], optimise=False)
         index.compact()
         write_cache(index.engine, index.folder)
 

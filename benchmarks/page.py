@@ -27,7 +27,7 @@ import maxmatch.server
 from maxmatch.cli.doctor import chromium_path
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED, shipped_model
-from maxmatch.search.albums import Albums
+from maxmatch.search.photos.albums import Albums
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.app import create_app
 from maxmatch.server.connections import server_config

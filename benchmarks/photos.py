@@ -29,7 +29,7 @@ from maxmatch.model import inputs
 from maxmatch.model.build import build_model
 from maxmatch.model.config import ModelConfig
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.hub_inputs import processor_transform
+from maxmatch.model.hub.preprocessing import processor_transform
 from maxmatch.model.inputs import PixelReader, Reader, read_ahead
 from maxmatch.model.names import read_config
 from maxmatch.model.photo_processes import PhotoProcesses

@@ -31,8 +31,8 @@ from PIL import Image
 from maxmatch.core.files import content_hash
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED
-from maxmatch.search.photos import open_photos, place_of, walk
-from maxmatch.search.reuse import HASH
+from maxmatch.search.photos.reuse import HASH
+from maxmatch.search.photos.sync import open_photos, place_of, walk
 
 FOLDERS, SIDE, COMPARED = 40, 240, 40
 COMMAND = [sys.executable, "-m", "maxmatch"]

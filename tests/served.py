@@ -15,8 +15,8 @@ from tiny_models import tiny_model
 
 from maxmatch import SetIndex
 from maxmatch.data.scenes import generate
-from maxmatch.search.albums import Albums
-from maxmatch.search.photos import photo_facts
+from maxmatch.search.photos.albums import Albums
+from maxmatch.search.photos.facts import photo_facts
 from maxmatch.server.app import create_app
 from maxmatch.server.connections import server_config
 from maxmatch.server.gallery import key_of

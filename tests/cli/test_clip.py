@@ -16,7 +16,7 @@ from tiny_hub import LONGEST, changed, hub_folder
 from maxmatch import SetEncoder, SetIndex
 from maxmatch.cli import doctor
 from maxmatch.data.scenes import generate
-from maxmatch.model import two_towers
+from maxmatch.model.hub import two_towers
 from maxmatch.model.onnx_runtime import OnnxEncoder
 from maxmatch.search.plausible import background, calibrated
 from maxmatch.server.app import create_app

@@ -102,20 +102,21 @@ from killed import Countdown, in_child
 from maxmatch.cli.main import main
 from maxmatch.model import names
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.search import encode_files, photos, rebuild
+from maxmatch.search import encode_files, rebuild
+from maxmatch.search.photos import sync
 from maxmatch.search.engines.lance import lancedb_library
 warnings.simplefilter("ignore")  # forks are an experiment to LanceDB; nothing of it runs here before one
 lancedb_library()
 models, table, arguments, *steps = sys.argv[1:]
 names.MODELS = Path(models)
 names.SHIPPED_MODELS = {one: names.ShippedModel(*row) for one, row in json.loads(table).items()}
-photos._BATCH = 2
+sync._BATCH = 2
 SetEncoder.from_pretrained(names.SHIPPED)  # all is loaded once, and not by each child
 for step in map(int, steps):
     def work():
         os.chdir(str(step))
         countdown = Countdown(step)
-        countdown.count(photos, "_encode")
+        countdown.count(sync, "_encode")
         countdown.count(encode_files, "_encoded", "complete", "finish")
         countdown.count(rebuild, "discard", "build", "write_origin")
         countdown.count(os, "rename")

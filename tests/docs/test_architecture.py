@@ -26,6 +26,6 @@ def test_every_file_named_for_a_change_is_there() -> None:
 
 def test_every_module_on_a_walk_is_there() -> None:
     for walk in re.findall(r"```text\n(.*?)```", MAP, re.DOTALL)[1:]:
-        for name in re.findall(r"\b[a-z]+/[a-z_]+\b", walk):
+        for name in re.findall(r"\b[a-z]+(?:/[a-z_]+)+\b", walk):
             found = [PACKAGE / f"{name}.py", *PACKAGE.glob(f"*/{name}.py")]
             assert any(path.exists() for path in found), name

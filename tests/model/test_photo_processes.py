@@ -17,7 +17,7 @@ from maxmatch.core.types import Inputs
 from maxmatch.model import inputs, photo_processes
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.hub_inputs import processor_transform
+from maxmatch.model.hub.preprocessing import processor_transform
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import EightBitReader, PixelReader, encode_ahead, read_ahead
 from maxmatch.model.photo_processes import PhotoProcesses

@@ -8,7 +8,7 @@ from PIL import Image
 from maxmatch.model import picture_files
 from maxmatch.model.images import ImageError, load_image
 from maxmatch.model.picture_files import FORMATS, HEIC, RAW, SUFFIXES, VIDEO, is_read, not_read
-from maxmatch.search.photos import photo_facts
+from maxmatch.search.photos.facts import photo_facts
 
 NEEDED = {HEIC: "pillow_heif", RAW: "rawpy", VIDEO: "av"}
 

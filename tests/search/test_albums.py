@@ -12,9 +12,17 @@ from tiny_models import tiny_model
 
 from maxmatch.core import files
 from maxmatch.core.files import content_hash, user_data
-from maxmatch.search import albums as module
-from maxmatch.search.albums import AlbumPhoto, Albums, AlbumsError, FileList, NoSuchAlbumError, PhotoFile, PhotoFinder
-from maxmatch.search.photos import open_synced
+from maxmatch.search.photos import albums as module
+from maxmatch.search.photos.albums import (
+    AlbumPhoto,
+    Albums,
+    AlbumsError,
+    FileList,
+    NoSuchAlbumError,
+    PhotoFile,
+    PhotoFinder,
+)
+from maxmatch.search.photos.sync import open_synced
 from maxmatch.server.album_routes import Shelf
 from maxmatch.server.gallery import Gallery as ShownGallery
 
@@ -91,7 +99,7 @@ def test_what_a_later_version_notes_is_kept(tmp_path):
 
 def test_two_processes_at_once_lose_nothing(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from maxmatch.search.albums import Albums\n"
+        "import sys; from pathlib import Path; from maxmatch.search.photos.albums import Albums\n"
         "for n in range(25): Albums(Path(sys.argv[1])).create(f'{sys.argv[2]} {n}', [])"
     )
     source = str(Path(files.__file__).parents[2])

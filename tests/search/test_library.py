@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from maxmatch.search import library as module
 from maxmatch.search.engine import Engine
-from maxmatch.search.library import Library, distinct_folders
-from maxmatch.search.photo_names import named_items
-from maxmatch.search.photos import is_excluded, open_photos, sync
+from maxmatch.search.photos import library as module
+from maxmatch.search.photos.file_names import named_items
+from maxmatch.search.photos.library import Library, distinct_folders
+from maxmatch.search.photos.sync import is_excluded, open_photos, sync
 from maxmatch.search.query import search_parts
 
 NAMES = ["rome/0.png", "rome/1.png", "2.png", "screens/3.png", "4.gif"]

@@ -17,19 +17,13 @@ from tiny_models import tiny_model
 
 from maxmatch.data.dataset import DataError
 from maxmatch.model import picture_files
-from maxmatch.search import index_folder, photos
+from maxmatch.search import index_folder
 from maxmatch.search.engines.lance_files import reading
 from maxmatch.search.filters import passes
 from maxmatch.search.index_folder import IndexFolderError
-from maxmatch.search.photos import (
-    facts_condition,
-    open_photos,
-    open_synced,
-    orientation_of,
-    photo_facts,
-    place_of,
-    sync,
-)
+from maxmatch.search.photos import sync as syncing
+from maxmatch.search.photos.facts import facts_condition, orientation_of, photo_facts
+from maxmatch.search.photos.sync import open_photos, open_synced, place_of, sync
 
 
 @pytest.fixture
@@ -121,7 +115,7 @@ def test_a_photo_that_became_unreadable_is_not_found_by_its_old_picture(synced, 
 def test_an_interrupted_indexing_resumes_and_reads_nothing_twice(synced, index, folder, monkeypatch):
     for seed in range(9):
         photo(folder / f"{seed}.png", seed)
-    monkeypatch.setattr(photos, "_BATCH", 3)
+    monkeypatch.setattr(syncing, "_BATCH", 3)
     with pytest.raises(KeyboardInterrupt):
         synced(bar=interrupted)
     assert len(index) == 3
@@ -143,7 +137,7 @@ def test_a_folder_without_photos_is_refused_and_a_broken_note_only_costs_time(sy
     photo(folder / "a.png", 0)
     (folder / "b.png").write_bytes(b"")
     synced()
-    note = index.folder.parent / photos.UNREADABLE
+    note = index.folder.parent / syncing.UNREADABLE
     assert list(json.loads(note.read_text())) == ["b.png"]
     note.write_text("{")
     assert [one.id for one in synced().unreadable] == ["b.png"]
@@ -174,9 +168,9 @@ def test_a_disk_that_is_not_mounted_costs_no_index(synced, index, folder):
 def test_a_photo_that_could_not_be_reached_is_tried_again(synced, index, folder, monkeypatch):
     photo(folder / "a.png", 0)
     photo(folder / "b.png", 1)
-    states = photos._present(folder)
+    states = syncing._present(folder)
     hidden = (folder / "b.png").rename(folder.parent / "b.png")
-    monkeypatch.setattr(photos, "_present", lambda folder: states)
+    monkeypatch.setattr(syncing, "_present", lambda folder: states)
     assert [one.id for one in synced().unreadable] == ["b.png"]
     hidden.rename(folder / "b.png")
     monkeypatch.undo()
@@ -263,7 +257,7 @@ def test_a_cache_is_not_removed_for_what_passes_or_is_newer(model, folder, tmp_p
         return sync(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("maxmatch.search.photos.sync", replaced_once)
+        patch.setattr("maxmatch.search.photos.sync.sync", replaced_once)
         index, done = open_synced(place, model, folder, say=said.append)
     index.close()
     assert (said, done[:5]) == ([], (0, 0, 0, [], []))
@@ -387,7 +381,7 @@ def test_a_pipe_named_as_a_photo_is_reported_and_not_waited_for(synced, folder):
 def test_notes_of_before_reasons_were_kept_are_read(synced, index, folder):
     photo(folder / "a.png", 0)
     (folder / "b.png").write_bytes(b"broken")
-    note = index.folder.parent / photos.UNREADABLE
+    note = index.folder.parent / syncing.UNREADABLE
     synced()
     note.write_text(json.dumps({name: known[:2] for name, known in json.loads(note.read_text()).items()}))
     again = synced()
@@ -445,8 +439,8 @@ def test_an_index_of_before_gets_the_facts_of_today_and_keeps_its_sets(synced, i
     photo(folder / "rome" / "a.png", 0)
     old = ("name", "folder", "taken", "width", "height", "orientation", "bytes", "modified")
     with monkeypatch.context() as patched:
-        real = photos._facts
-        patched.setattr(photos, "_facts", lambda *of: {key: value for key, value in real(*of).items() if key in old})
+        real = syncing._facts
+        patched.setattr(syncing, "_facts", lambda *of: {key: value for key, value in real(*of).items() if key in old})
         synced()
     before = index.fetch(["rome/a.png"])["rome/a.png"]
     assert synced(bar=interrupted)[:5] == (0, 0, 0, [], []), "nothing is encoded"

@@ -12,9 +12,10 @@ from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.core.files import content_hash
-from maxmatch.search import photos, reuse
-from maxmatch.search.photos import open_photos, sync
-from maxmatch.search.reuse import HASH
+from maxmatch.search.photos import reuse
+from maxmatch.search.photos import sync as syncing
+from maxmatch.search.photos.reuse import HASH
+from maxmatch.search.photos.sync import open_photos, sync
 
 
 class Counting:
@@ -115,7 +116,7 @@ def test_photos_of_before_hashes_were_noted_are_known_by_size_time_and_name(
     same_name, synced, index, folder, counted, monkeypatch
 ):
     with monkeypatch.context() as patched:
-        patched.setattr(photos, "_hash", lambda path: None)
+        patched.setattr(syncing, "_hash", lambda path: None)
         synced()
     assert all(HASH not in facts for facts in stored(index)[1].values())
     counted.since()
@@ -149,7 +150,7 @@ def test_a_kill_between_taking_over_and_forgetting_costs_nothing(synced, index, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(photos, "_forget", killed)
+        patched.setattr(syncing, "_forget", killed)
         with pytest.raises(KeyboardInterrupt):
             synced()
     assert (synced().removed, counted.since()) == (2, 0)

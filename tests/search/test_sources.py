@@ -16,7 +16,7 @@ from sample_splits import picture, split_of
 
 from maxmatch.data.dataset import DataError
 from maxmatch.data.formats import karpathy, precomp
-from maxmatch.search.photos import photo_facts
+from maxmatch.search.photos.facts import photo_facts
 from maxmatch.search.sources import list_source
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from served import client_of
 
-from maxmatch.search.albums import Albums
+from maxmatch.search.photos.albums import Albums
 
 ALBUMS = "/api/v1/albums"
 SEARCHES = "/api/v1/searches"

@@ -10,7 +10,7 @@ from made_sets import unit_sets
 from maxmatch import SetIndex
 from maxmatch.search.filters import Comparison
 from maxmatch.search.folding import Sketcher, group_near_duplicates
-from maxmatch.search.photos import facts_condition
+from maxmatch.search.photos.facts import facts_condition
 from maxmatch.server import gallery as module
 from maxmatch.server.gallery import Gallery, item_of, key_of
 

@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from maxmatch.search import folding, plausible
 from maxmatch.search.folding import Grouping, Sketcher
-from maxmatch.search.library import Library
-from maxmatch.search.photos import open_photos, sync
+from maxmatch.search.photos.library import Library
+from maxmatch.search.photos.sync import open_photos, sync
 from maxmatch.search.plausible import CutOff, Limits
 from maxmatch.search.rerank import Best
 from maxmatch.server import gallery as gallery_module

@@ -11,7 +11,7 @@ from PIL import Image
 from served import client_of
 from starlette.requests import Request
 
-from maxmatch.search.photos import photo_facts
+from maxmatch.search.photos.facts import photo_facts
 from maxmatch.server import originals
 from maxmatch.server.api_schema import Refusal
 from maxmatch.server.originals import details_of, file_manager, is_local, original_of, reveal, zip_names, zipped

@@ -16,7 +16,7 @@ from maxmatch.model.build import build_model
 from maxmatch.model.encoder import NoAttentionError
 from maxmatch.model.images import ImageError, load_image
 from maxmatch.model.presets import PRESETS
-from maxmatch.search.photos import photo_facts
+from maxmatch.search.photos.facts import photo_facts
 from maxmatch.server.api_schema import Refusal
 from maxmatch.server.gallery import key_of
 from maxmatch.server.pictures import Thumbnails, explain

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from maxmatch.model.encoder import SetEncoder
-    from maxmatch.search.library import Library
+    from maxmatch.search.photos.library import Library
     from maxmatch.search.set_index import SetIndex
 
 
@@ -265,8 +265,8 @@ def open_folders(
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE, DataError
     from maxmatch.model.picture_files import not_read
-    from maxmatch.search.library import Library, distinct_folders
-    from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of, replacing_older
+    from maxmatch.search.photos.library import Library, distinct_folders
+    from maxmatch.search.photos.sync import UNREADABLE, is_indexed, open_synced, place_of, replacing_older
 
     named = model or default_model()
     encoder = load(named, device)

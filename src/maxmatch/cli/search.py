@@ -207,7 +207,7 @@ def search(
     from maxmatch.cli.common import are_folders_of_photos, load_for_search, model_of, open_folders
     from maxmatch.model.names import language_of
     from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
-    from maxmatch.search.photo_names import named_first, named_items, query_words
+    from maxmatch.search.photos.file_names import named_first, named_items, query_words
     from maxmatch.search.plausible import calibrated
     from maxmatch.search.query import answered
     from maxmatch.search.set_index import SetIndex

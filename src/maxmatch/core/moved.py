@@ -53,7 +53,7 @@ MOVED = {
     "report": "evaluation.report",
     "report.figures": "evaluation.report.figures",
     "report.making": "evaluation.report.make_report",
-    "search.facts": "search.photos",
+    "search.facts": "search.photos.facts",
     "search.hit": "search.engine",
     "search.index": "search.set_index",
     "text": "model.text",

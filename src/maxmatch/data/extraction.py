@@ -26,9 +26,9 @@ from maxmatch.model.build import build_model
 from maxmatch.model.config import Conv, HubImage, HuggingFaceBackbone, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
+from maxmatch.model.hub.two_towers import HubHalf, HubTextEncoder
 from maxmatch.model.inputs import PixelReader, ReadBatch, TextReader, read_ahead
 from maxmatch.model.presets import PRESETS
-from maxmatch.model.two_towers import HubHalf, HubTextEncoder
 from maxmatch.recipe.schema import Data
 
 _HUGGING_FACE = "hf:"

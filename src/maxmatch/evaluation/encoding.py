@@ -27,6 +27,7 @@ from maxmatch.data.load import load_data
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.hub.two_towers import FAMILIES
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader, TokenStateReader
 from maxmatch.model.names import (
     CONFIG,
@@ -37,7 +38,6 @@ from maxmatch.model.names import (
     local_model,
     model_identity,
 )
-from maxmatch.model.two_towers import FAMILIES
 from maxmatch.recipe.schema import Data, Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
 

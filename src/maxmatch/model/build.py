@@ -25,12 +25,12 @@ from maxmatch.model.encoders import (
     backbone_from_config,
 )
 from maxmatch.model.encoders.backbone import weights_place
+from maxmatch.model.hub.two_towers import hub_tower
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, ResidualSetHead, SetHead
 from maxmatch.model.names import hub_parts, is_hub_name
 from maxmatch.model.own_code import own_part
-from maxmatch.model.two_towers import hub_tower
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
 

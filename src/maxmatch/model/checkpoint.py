@@ -32,6 +32,7 @@ from maxmatch.model.adaptation import merged_weights
 from maxmatch.model.build import build_model
 from maxmatch.model.config import HubText, ModelConfig
 from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.hub.two_towers import load_two_towers
 from maxmatch.model.inputs import TextReader
 from maxmatch.model.names import (
     CARD,
@@ -53,7 +54,6 @@ from maxmatch.model.names import (
 from maxmatch.model.onnx_runtime import FILE as ONNX
 from maxmatch.model.own_code import refuse_code_in
 from maxmatch.model.text import load_tokenizer, read_tokenizer
-from maxmatch.model.two_towers import load_two_towers
 
 __all__ = ["CONFIG", "WEIGHTS", "CheckpointError", "load", "model_card", "notes_of", "push", "save", "tokenizer_names"]
 

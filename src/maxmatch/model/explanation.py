@@ -16,7 +16,7 @@ from torch import Tensor
 from maxmatch.core.types import Inputs
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.model.hub_inputs import PatchReader
+from maxmatch.model.hub.preprocessing import PatchReader
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader, moved
 
 if TYPE_CHECKING:

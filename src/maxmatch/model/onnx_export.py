@@ -16,12 +16,12 @@ from maxmatch.core.manifest import manifest_text
 from maxmatch.model.checkpoint import tokenizer_names
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders import GRUEncoder
-from maxmatch.model.hub_inputs import AudioReader, PatchReader
+from maxmatch.model.hub.open_clip_models import OpenClipHalf
+from maxmatch.model.hub.preprocessing import AudioReader, PatchReader
 from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.model.layers import GPOHead
 from maxmatch.model.names import model_identity
 from maxmatch.model.onnx_runtime import FILE, FORMAT, Exported, Graph, digest
-from maxmatch.model.open_clip_models import OpenClipHalf
 
 OPSET = 18
 _BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are dynamic in the graph

@@ -171,7 +171,7 @@ class OnnxEncoder:
 def _transform(encoder: Conv | HubImage | OwnEncoder) -> ImageTransform:
     if not isinstance(encoder, HubImage):
         return ImageTransform(**encoder.pixels.values())
-    from maxmatch.model.hub_inputs import processor_transform  # which needs transformers, and loads torch
+    from maxmatch.model.hub.preprocessing import processor_transform  # which needs transformers, and loads torch
 
     return processor_transform(encoder.preprocessor)
 

@@ -81,7 +81,7 @@ def _config_of(start: str, required: bool = True) -> ModelConfig:
         if folder is None and is_hub_name(start):
             folder = cached_model(start)
         if folder is not None and hub_model_type(folder) is not None:
-            from maxmatch.model.two_towers import two_tower_config
+            from maxmatch.model.hub.two_towers import two_tower_config
 
             return two_tower_config(folder)
         if folder is not None:

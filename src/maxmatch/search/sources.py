@@ -19,7 +19,8 @@ from maxmatch.data.formats.tables import TABLES, tables_in, value_of
 from maxmatch.data.formats.webdataset import TarMember, samples, tar_items, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
 from maxmatch.model.picture_files import SUFFIXES, not_read
-from maxmatch.search.photos import no_pictures, photo_facts, walk
+from maxmatch.search.photos.facts import photo_facts
+from maxmatch.search.photos.sync import no_pictures, walk
 
 LINES = "lines"
 AUDIO = "audio"

@@ -11,10 +11,10 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse, StreamingResponse
 
-from maxmatch.search import photos
-from maxmatch.search.albums import Album, AlbumPhoto, Albums, FileList, NoSuchAlbumError, PhotoFile, PhotoFinder
-from maxmatch.search.albums import named as named_in
 from maxmatch.search.filters import Among, Condition
+from maxmatch.search.photos import facts
+from maxmatch.search.photos.albums import Album, AlbumPhoto, Albums, FileList, NoSuchAlbumError, PhotoFile, PhotoFinder
+from maxmatch.search.photos.albums import named as named_in
 from maxmatch.server.api_schema import (
     AlbumChangeIn,
     AlbumIn,
@@ -110,7 +110,7 @@ class Shelf:
         with _refusals():
             album = named_in(self.albums.read().albums, key)
         paths = [item.path for item in self.find(album.photos) if item is not None and item.path is not None]
-        return Among(photos.PATH, tuple(paths) or ("",))
+        return Among(facts.PATH, tuple(paths) or ("",))
 
     def show(self, album: Album) -> AlbumOut:
         """An album with its cover."""

@@ -14,10 +14,10 @@ from maxmatch import __version__
 from maxmatch.core.progress import Bar
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_model
-from maxmatch.search.albums import Albums
 from maxmatch.search.folding import NEAR_DUPLICATE
 from maxmatch.search.index_folder import other_model, read_origin
-from maxmatch.search.photos import Synced
+from maxmatch.search.photos.albums import Albums
+from maxmatch.search.photos.sync import Synced
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.album_routes import Shelf, album_routes, original_routes
 from maxmatch.server.api_schema import add_handlers

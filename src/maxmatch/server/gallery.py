@@ -20,11 +20,12 @@ import numpy as np
 
 from maxmatch.core.machine import return_memory
 from maxmatch.core.progress import Advance, Bar
-from maxmatch.search import photos
 from maxmatch.search.filters import Condition, Every, passes
 from maxmatch.search.folding import Grouping, Sketcher
-from maxmatch.search.library import JoinedEngine
-from maxmatch.search.photo_names import MOST_NAMED, NameList, name_of
+from maxmatch.search.photos import facts
+from maxmatch.search.photos.file_names import MOST_NAMED, NameList, name_of
+from maxmatch.search.photos.library import JoinedEngine
+from maxmatch.search.photos.sync import Synced
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
 
@@ -130,8 +131,8 @@ class Gallery:
         """A filter on the items' facts; folder: as items name theirs, in or below it."""
         engine = self.index.engine
         if not folder or not isinstance(engine, JoinedEngine):
-            return photos.facts_condition(folder, start, end, orientation, camera, place)
-        rest = photos.facts_condition(None, start, end, orientation, camera, place)
+            return facts.facts_condition(folder, start, end, orientation, camera, place)
+        rest = facts.facts_condition(None, start, end, orientation, camera, place)
         return engine.below(folder) if rest is None else Every((engine.below(folder), rest))
 
     def passing(self, condition: Condition | None, state: GalleryState | None = None) -> list[ItemFacts]:
@@ -207,7 +208,7 @@ class Watch:
 
     def __init__(
         self,
-        look: Callable[[Bar], Sequence[photos.Synced] | None],
+        look: Callable[[Bar], Sequence[Synced] | None],
         every: float = 45.0,
         seen: Callable[[], object] = lambda: None,
     ) -> None:
@@ -218,7 +219,7 @@ class Watch:
         self._began = self._took = 0.0
         self.left = 0
         """Photos that were found and are not encoded yet."""
-        self.done: Sequence[photos.Synced] = ()
+        self.done: Sequence[Synced] = ()
         """What the last look did, folder by folder."""
 
     @property
@@ -271,24 +272,24 @@ def key_of(name: str) -> str:
 
 
 def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
-    """An item from its id and what is known of `search.photos.photo_facts`."""
+    """An item from its id and what is known of `search.photos.facts.photo_facts`."""
     known = metadata.get
     return ItemFacts(
         key=key_of(name),
         id=name,
-        name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
-        folder=intern(_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or "")),
-        taken=_text(known(photos.TAKEN)),
-        width=_number(known(photos.WIDTH)),
-        height=_number(known(photos.HEIGHT)),
-        orientation=_shared(known(photos.ORIENTATION)),
-        bytes=_number(known(photos.BYTES)),
-        version=f"{_number(known(photos.MODIFIED)) or 0:x}",
-        date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
-        date_from=_shared(known(photos.DATE_FROM)),
-        path=_text(known(photos.PATH)),
-        camera=_shared(known(photos.CAMERA)),
-        place=_shared(known(photos.PLACE)),
+        name=_text(known(facts.NAME)) or name.rsplit("/", 1)[-1],
+        folder=intern(_folder(name, _text(known(facts.RELATIVE)), _text(known(facts.FOLDER)) or "")),
+        taken=_text(known(facts.TAKEN)),
+        width=_number(known(facts.WIDTH)),
+        height=_number(known(facts.HEIGHT)),
+        orientation=_shared(known(facts.ORIENTATION)),
+        bytes=_number(known(facts.BYTES)),
+        version=f"{_number(known(facts.MODIFIED)) or 0:x}",
+        date=_text(known(facts.TAKEN)) or _text(known(facts.DATE)),
+        date_from=_shared(known(facts.DATE_FROM)),
+        path=_text(known(facts.PATH)),
+        camera=_shared(known(facts.CAMERA)),
+        place=_shared(known(facts.PLACE)),
     )
 
 
@@ -314,11 +315,11 @@ def _number(value: Any) -> int | None:
 
 def _facts(item: ItemFacts) -> dict[str, Any]:
     return {
-        photos.FOLDER: item.folder,
-        photos.TAKEN: item.taken,
-        photos.DATE: item.date,
-        photos.ORIENTATION: item.orientation,
-        photos.PATH: item.path,
-        photos.CAMERA: item.camera,
-        photos.PLACE: item.place,
+        facts.FOLDER: item.folder,
+        facts.TAKEN: item.taken,
+        facts.DATE: item.date,
+        facts.ORIENTATION: item.orientation,
+        facts.PATH: item.path,
+        facts.CAMERA: item.camera,
+        facts.PLACE: item.place,
     }

@@ -21,7 +21,7 @@ from PIL import Image
 
 from maxmatch.model.images import MAX_PIXELS
 from maxmatch.model.picture_files import SUFFIXES, opened
-from maxmatch.search.photo_notes import camera_of, place_of_photo, text_of
+from maxmatch.search.photos.facts import camera_of, place_of_photo, text_of
 from maxmatch.server.api_schema import DetailsOut, Refusal, not_found
 from maxmatch.server.security import LOOPBACK_NAMES, host_name, is_loopback
 

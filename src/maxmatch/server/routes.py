@@ -25,7 +25,7 @@ from maxmatch.model.names import language_of
 from maxmatch.model.picture_files import not_read as unread_formats
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
-from maxmatch.search.photo_names import query_words
+from maxmatch.search.photos.file_names import query_words
 from maxmatch.search.query import TextPart, parse_query, unknown_parts
 from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (

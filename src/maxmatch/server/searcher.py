@@ -25,7 +25,7 @@ from maxmatch.model.traced_text import text_encoder
 from maxmatch.search.engine import Hit, Match, metadata_of
 from maxmatch.search.filters import Condition
 from maxmatch.search.folding import NEAR_DUPLICATE, Grouping
-from maxmatch.search.photo_names import named_first
+from maxmatch.search.photos.file_names import named_first
 from maxmatch.search.plausible import CutOff, Verdict, calibrated, is_much, verdict
 from maxmatch.search.query import rank_parts, search_parts
 from maxmatch.search.rerank import Best, matches_of

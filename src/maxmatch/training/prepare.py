@@ -25,7 +25,8 @@ from maxmatch.model.build import build_model, tokenizer_file
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders.cnn import EfficientNetLite, ResNeXt
 from maxmatch.model.encoders.language import PACKAGED, read_glove, read_words
-from maxmatch.model.hub_inputs import PatchTransform
+from maxmatch.model.hub.preprocessing import PatchTransform
+from maxmatch.model.hub.two_towers import HubHalf
 from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.model.names import cached_model, local_model
 from maxmatch.model.text import (
@@ -35,7 +36,6 @@ from maxmatch.model.text import (
     vocabulary_tokenizer,
     word_tokenizer,
 )
-from maxmatch.model.two_towers import HubHalf
 from maxmatch.recipe.model_section import SET_SIZE
 from maxmatch.recipe.schema import Data, Recipe, Train
 from maxmatch.recipe.yaml_files import list_recipes

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from maxmatch.core.checks import check_ids, check_images
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable
-from maxmatch.model.hub_inputs import ProcessorTransform
+from maxmatch.model.hub.preprocessing import ProcessorTransform
 from maxmatch.model.images import ResizedMiddle, Source, value_table
 from maxmatch.model.names import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, CheckpointError, open_clip
 

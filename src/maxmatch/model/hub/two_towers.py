@@ -32,11 +32,11 @@ from maxmatch.model.config import GlobalFeature, HubAudio, HubImage, HubText, Mo
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.encoders.backbone import Freezable, mask_for
-from maxmatch.model.hub_inputs import AudioReader, PatchReader, PatchTransform, processor_transform
+from maxmatch.model.hub.open_clip_models import OpenClipImageEncoder, OpenClipTextEncoder, network, read_open_clip
+from maxmatch.model.hub.preprocessing import AudioReader, PatchReader, PatchTransform, processor_transform
 from maxmatch.model.inputs import PixelReader, Reader, TextReader
 from maxmatch.model.layers import GlobalHead
 from maxmatch.model.names import CONFIG, WEIGHTS, CheckpointError, hub_model_type
-from maxmatch.model.open_clip_models import OpenClipImageEncoder, OpenClipTextEncoder, network, read_open_clip
 
 IMAGE, AUDIO, TEXT = "image", "audio", "text"
 _INDEX = f"{WEIGHTS}.index.json"

@@ -15,7 +15,7 @@ import numpy as np
 from maxmatch.core.array_checks import Array
 from maxmatch.search.engine import Hit
 from maxmatch.search.filters import Condition, condition_of
-from maxmatch.search.library import JoinedEngine
+from maxmatch.search.photos.library import JoinedEngine
 from maxmatch.search.query import TextPart, weigh
 from maxmatch.search.rerank import best_among, hits_of
 from maxmatch.search.set_index import SetIndex

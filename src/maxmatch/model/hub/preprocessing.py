@@ -142,7 +142,7 @@ def processor_transform(options: Mapping[str, Any]) -> ProcessorTransform:
     import transformers
 
     if "resize_mode" in options:
-        from maxmatch.model.open_clip_models import open_clip_transform  # which needs this module
+        from maxmatch.model.hub.open_clip_models import open_clip_transform  # which needs this module
 
         return open_clip_transform(options)
     options = dict(options)

@@ -9,12 +9,10 @@ import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import date, datetime, timedelta
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from PIL import Image
 from pydantic import JsonValue
 
 from maxmatch.core.files import content_hash, write_whole
@@ -22,12 +20,11 @@ from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
 from maxmatch.data.formats.shared import EXPECTED
-from maxmatch.model.images import MAX_PIXELS, lacks_avif
+from maxmatch.model.images import lacks_avif
 from maxmatch.model.names import SHIPPED, AnyModel, model_identity, older_models
-from maxmatch.model.picture_files import SUFFIXES, is_read, not_read, opened
+from maxmatch.model.picture_files import SUFFIXES, is_read, not_read
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import state_of, write_cache
-from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
 from maxmatch.search.index_folder import (
     FILE,
     LONGEST_ID,
@@ -38,110 +35,10 @@ from maxmatch.search.index_folder import (
     photo_caches,
     writing,
 )
-from maxmatch.search.photo_notes import camera_of, place_of_photo
+from maxmatch.search.photos.facts import BYTES, KEYS, MODIFIED, MTIME, SIZE, photo_facts
+from maxmatch.search.photos.reuse import HASH, FileState, reuse_sets
 from maxmatch.search.plausible import forget, is_much
-from maxmatch.search.reuse import HASH, FileState, reuse_sets
 from maxmatch.search.set_index import SetIndex
-
-# What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
-
-Orientation = Literal["landscape", "portrait", "square"]
-
-PATH, RELATIVE, NAME, FOLDER = "path", "relative_path", "name", "folder"
-TAKEN, DATE, DATE_FROM = "taken", "date", "date_from"
-WIDTH, HEIGHT, ORIENTATION = "width", "height", "orientation"
-CAMERA, PLACE = "camera", "place"
-BYTES, MODIFIED, SIZE, MTIME = "bytes", "modified", "size", "mtime"
-_KEYS = {
-    *(PATH, RELATIVE, NAME, FOLDER, TAKEN, DATE, DATE_FROM, WIDTH, HEIGHT, ORIENTATION, CAMERA, PLACE),
-    *(BYTES, SIZE, MODIFIED, MTIME),
-}
-_SQUARE = 1.05  # sides that differ by less look equal
-_EXIF, _TAKEN_AT, _WRITTEN_AT, _TURN = 0x8769, 0x9003, 0x0132, 0x0112
-
-
-def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
-    """The facts of a photo in or under `root`, the same in the index of a folder and in one of `maxmatch encode`; only
-    the head of the file is read.
-
-    path: the whole one; relative_path: from `root`; name; folder: within `root`, "" for `root` itself; taken: local
-    time as 2024-05-31T18:02:11 by EXIF, None where that has none; date: the same, else when the file was changed;
-    date_from: "exif" or "file"; width, height: as the picture is seen upright; orientation; camera: by EXIF, and place:
-    as it is written in the file (IPTC), None where it has none; bytes, size: of the file; modified: in nanoseconds,
-    mtime: in seconds.
-    """
-    state = path.stat()
-    with opened(path, MAX_PIXELS) as image:
-        width, height = image.size
-        notes = image.getexif()
-        taken, camera, place = _taken(notes), camera_of(notes), place_of_photo(image)
-        if notes.get(_TURN, 1) in (5, 6, 7, 8) and image.format != "TIFF":  # whose size is upright in Pillow
-            width, height = height, width
-    relative = path.relative_to(root)
-    folder = relative.parent.as_posix()
-    return {
-        PATH: str(path),
-        RELATIVE: relative.as_posix(),
-        NAME: path.name,
-        FOLDER: "" if folder == "." else folder,
-        TAKEN: None if taken is None else taken.isoformat(timespec="seconds"),
-        DATE: (taken or datetime.fromtimestamp(state.st_mtime)).isoformat(timespec="seconds"),
-        DATE_FROM: "file" if taken is None else "exif",
-        WIDTH: width,
-        HEIGHT: height,
-        ORIENTATION: orientation_of(width, height),
-        CAMERA: camera,
-        PLACE: place,
-        BYTES: state.st_size,
-        SIZE: state.st_size,
-        MODIFIED: state.st_mtime_ns,
-        MTIME: state.st_mtime,
-    }
-
-
-def orientation_of(width: int, height: int) -> Orientation:
-    """How a picture of this size lies."""
-    if max(width, height) < _SQUARE * min(width, height):
-        return "square"
-    return "landscape" if width > height else "portrait"
-
-
-def facts_condition(
-    folder: str | None = None,
-    start: date | None = None,
-    end: date | None = None,
-    orientation: str | None = None,
-    camera: str | None = None,
-    place: str | None = None,
-) -> Condition | None:
-    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation, camera and
-    place. Of one without `taken`, the time of its file counts.
-    """
-    parts: list[Condition] = []
-
-    def dated(sign: Literal[">=", "<"], day: date) -> Condition:
-        by_file = Every((Missing(TAKEN), Comparison(DATE, sign, day.isoformat())))
-        return Some((Comparison(TAKEN, sign, day.isoformat()), by_file))
-
-    if folder:
-        parts.append(Some((Comparison(FOLDER, "=", folder), Begins(FOLDER, f"{folder}/"))))
-    if start is not None:
-        parts.append(dated(">=", start))
-    if end is not None and end < date.max:
-        parts.append(dated("<", end + timedelta(days=1)))
-    wanted = ((ORIENTATION, orientation), (CAMERA, camera), (PLACE, place))
-    parts += [Comparison(key, "=", value) for key, value in wanted if value]
-    return None if not parts else parts[0] if len(parts) == 1 else Every(tuple(parts))
-
-
-def _taken(notes: Image.Exif) -> datetime | None:
-    """The camera's clock. Notes that make no sense count as none."""
-    for value in (notes.get_ifd(_EXIF).get(_TAKEN_AT), notes.get(_WRITTEN_AT)):
-        try:
-            return datetime.strptime(str(value).strip("\0 "), "%Y:%m:%d %H:%M:%S")
-        except ValueError:
-            continue
-    return None
 
 
 class Walked(NamedTuple):
@@ -326,9 +223,9 @@ def sync(
     at_most: how many to encode now; the next call encodes the rest. copied: write what lets the next search start
     quickly. bar: shows how many photos are read.
 
-    A photo that was renamed, moved or copied keeps its set (`maxmatch.search.reuse`). A photo that cannot be read is
-    not tried again before its file changes or may be read; those of a folder that cannot be listed stay as they are.
-    Both are reported once. Excluded photos that the index has stay in it. Ids are the photos' paths in the folder.
+    A photo that was renamed, moved or copied keeps its set (`search.photos.reuse`). A photo that cannot be read is not
+    tried again before its file changes or may be read; those of a folder that cannot be listed stay as they are. Both
+    are reported once. Excluded photos that the index has stay in it. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
     (known, outdated), (noted, reasons) = _known(index), _read_notes(index.folder.parent / UNREADABLE)
@@ -531,7 +428,7 @@ def _known(index: SetIndex) -> tuple[dict[str, FileState], list[str]]:
     known: dict[str, FileState] = {}
     outdated = []
     note, state = index.folder.parent / _KNOWN, state_of(index.folder)
-    described = [state, sorted(_KEYS)]
+    described = [state, sorted(KEYS)]
     with suppress(OSError, ValueError, TypeError, KeyError):
         read = json.loads(note.read_text(encoding="utf-8"))
         if state is not None and read["of"] == described:
@@ -540,7 +437,7 @@ def _known(index: SetIndex) -> tuple[dict[str, FileState], list[str]]:
         for name, text in zip(found.ids, found.metadata or [], strict=True):
             facts = json.loads(text)
             known[name] = (facts.get(BYTES, -1), facts.get(MODIFIED, -1))
-            if not facts.keys() >= _KEYS:
+            if not facts.keys() >= KEYS:
                 outdated.append(name)
     if state is not None and state_of(index.folder) == state:
         with suppress(OSError):

@@ -17,7 +17,8 @@ from maxmatch.core.progress import Bar, no_bar
 from maxmatch.model.names import AnyModel
 from maxmatch.search.engine import Choose, Engine, Found, ItemRows, proposes
 from maxmatch.search.filters import Begins, Condition, Some
-from maxmatch.search.photos import PATH, Synced, is_excluded, sync
+from maxmatch.search.photos.facts import PATH
+from maxmatch.search.photos.sync import Synced, is_excluded, sync
 from maxmatch.search.set_index import SetIndex
 
 _BLOCK = 4_096
@@ -41,7 +42,7 @@ class Library:
 
     Args:
         folders: none within another (`distinct_folders`), each with its index.
-        exclude: patterns of photos that are neither encoded nor found (`maxmatch.search.photos.is_excluded`).
+        exclude: patterns of photos that are neither encoded nor found (`maxmatch.search.photos.sync.is_excluded`).
     """
 
     def __init__(self, folders: Sequence[tuple[Path, SetIndex]], exclude: Sequence[str] = ()) -> None:

@@ -5,8 +5,8 @@ import pytest
 from made_sets import unit_sets
 
 from maxmatch import SetIndex
-from maxmatch.search import photo_names
-from maxmatch.search.photo_names import NameList, is_named, named_first, named_items, query_words
+from maxmatch.search.photos import file_names
+from maxmatch.search.photos.file_names import NameList, is_named, named_first, named_items, query_words
 from maxmatch.search.query import parse_query, search_parts
 
 
@@ -85,5 +85,5 @@ def test_named_items_come_first_by_their_scores_and_the_rest_as_it_was(tmp_path,
             np.testing.assert_allclose([hit.score for hit in first], [scores[hit.id] for hit in first], atol=1e-5)
             assert first[0].metadata == {"place": int(first[0].id.split("/")[1].split(".")[0])}
             assert len(first[0].matches) == (2 if len(parts) == 1 else 0)
-        monkeypatch.setattr(photo_names, "MOST_NAMED", 4)
+        monkeypatch.setattr(file_names, "MOST_NAMED", 4)
         assert named_items(index, ("rome",)) == []
