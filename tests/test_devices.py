@@ -188,7 +188,9 @@ def test_every_module_that_loads_torch_first_calls_its_functions_in_one_thread(m
         "maxmatch.model.layers.triton_attention", "maxmatch.model.layers.triton_gru",
         "maxmatch.model.layers.triton_norm", "maxmatch.model.layers.triton_slots", "maxmatch.losses.triton_mmd",
     }  # fmt: skip
-    products_only = {"maxmatch.matching.products", "maxmatch.search.engines.lance"}
+    products_only = {
+        "maxmatch.matching.products", "maxmatch.matching.scorers", "maxmatch.search.engines.lance_search",
+    }  # fmt: skip
     assert without <= loaded_by_others | products_only
 
 

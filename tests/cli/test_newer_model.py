@@ -104,7 +104,7 @@ from maxmatch.model import names
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search import encode_files, rebuild
 from maxmatch.search.photos import sync
-from maxmatch.search.engines.lance import lancedb_library
+from maxmatch.search.engines.lance_search import lancedb_library
 warnings.simplefilter("ignore")  # forks are an experiment to LanceDB; nothing of it runs here before one
 lancedb_library()
 models, table, arguments, *steps = sys.argv[1:]

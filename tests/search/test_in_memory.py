@@ -6,7 +6,7 @@ from made_sets import aligned_sets
 
 from maxmatch import SetIndex
 from maxmatch.search.engine import Found, proposes
-from maxmatch.search.engines.lance import nearest
+from maxmatch.search.engines.lance_search import nearest
 
 COUNT = 600
 ITEMS, QUERIES = aligned_sets(COUNT, 5)

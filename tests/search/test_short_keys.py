@@ -15,7 +15,7 @@ from made_sets import aligned_sets, unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.search.engines import key_search, numba_keys
-from maxmatch.search.engines.lance import Nearest
+from maxmatch.search.engines.lance_search import Nearest
 from maxmatch.search.engines.short_keys import read_keys, trained, write_keys
 from maxmatch.search.index_folder import KEYS
 

@@ -97,7 +97,7 @@ if __name__ == "__main__":
     import warnings
 
     from maxmatch import SetIndex
-    from maxmatch.search.engines.lance import lancedb_library
+    from maxmatch.search.engines.lance_search import lancedb_library
 
     lancedb_library()
     warnings.simplefilter("ignore")  # forks are an experiment to LanceDB; nothing of it runs here before one

@@ -177,7 +177,7 @@ def check_installed() -> None:
         import uvicorn  # noqa: F401
 
         import maxmatch.server.app  # noqa: F401
-        from maxmatch.search.engines.lance import lancedb_library
+        from maxmatch.search.engines.lance_search import lancedb_library
 
         lancedb_library()
     except ImportError as error:
