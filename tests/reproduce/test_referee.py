@@ -970,10 +970,49 @@ def test_the_hypotheses_have_the_budget_of_the_referee_and_share_the_models_of_t
             assert trial.job.recipes[0].similarities == ("maxmatch",)
 
 
-def test_a_study_is_run_alone_and_only_a_study_is_counted_first(place, tmp_path):
-    with pytest.raises(UsageError, match="alone"):
+def untuned(folder, name="untuned.yaml"):
+    """A study whose methods go into the finals as they are."""
+    methods = {title: {key: own[key] for key in own if key != "tune"} for title, own in STUDY["methods"].items()}
+    bare = {key: value for key, value in STUDY.items() if key not in ("tune", "tuning")}
+    (folder / name).write_text(yaml.safe_dump({**bare, "tuning": {"trials": 0}, "methods": methods}, sort_keys=False))
+
+
+def test_studies_are_trained_in_one_sweep_to_the_tables_that_each_has_alone(place, tmp_path, made_up):
+    untuned(place)
+    both = [str(place / name) for name in ("small.yaml", "untuned.yaml")]
+    alone = {name: run(place, tmp_path / "alone", f"{name}.yaml").targets[0] for name in ("small", "untuned")}
+    made_up.started.clear()
+    dry = reproduce(both, str(place / "data"), out=tmp_path / "out", device="cpu", dry_run=True)
+    assert [one.name for one in dry.targets] == ["small", "untuned"]
+    assert not made_up.started
+    found = reproduce(both, str(place / "data"), out=tmp_path / "out", jobs=1, device="cpu")
+    assert found.failed == 0
+    folders = [job.folder for job in made_up.started]
+    assert len(folders) == len(set(folders)) == found.models  # what both need is trained once
+    splits = [job.split for job in made_up.started]
+    # What needs no choice follows the trials at once, before anything is chosen; then come the finals of what is.
+    assert splits == ["set_aside"] * 3 * TRIALS + ["val"] * (len(splits) - 3 * TRIALS)
+    assert {job.folder.name for job in made_up.started[3 * TRIALS :][: 3 * SEEDS]} == {
+        Path(run_).name for row in alone["untuned"].data["rows"] for run_ in row["runs"]
+    }
+    for one in found.targets:
+        assert render(one.table, "markdown") == render(alone[one.name].table, "markdown")
+        assert (tmp_path / "out" / f"{one.name}.html").exists()
+
+
+def test_studies_of_one_name_are_refused(place, tmp_path):
+    (tmp_path / "small.yaml").write_text((place / "small.yaml").read_text())
+    for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
+        (tmp_path / name).symlink_to(place / name)
+    files = [str(folder / "small.yaml") for folder in (place, tmp_path)]
+    with pytest.raises(UsageError, match="one name"):
+        reproduce(files, str(place / "data"), out=tmp_path / "out", device="cpu", dry_run=True)
+
+
+def test_a_study_is_run_apart_from_tables_and_only_a_study_is_counted_first(place, tmp_path):
+    with pytest.raises(UsageError, match="ablation: no study"):
         reproduce([str(place / "small.yaml"), "ablation"], "scenes", out=tmp_path)
-    with pytest.raises(UsageError, match="alone"):
+    with pytest.raises(UsageError, match="size of a study"):
         run(place, tmp_path, quick=True)
     with pytest.raises(UsageError, match="study"):
         reproduce("ablation", "scenes", out=tmp_path, dry_run=True)

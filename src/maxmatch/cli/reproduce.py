@@ -16,7 +16,7 @@ def reproduce(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Tables and figures: ablation, coco, tsne …, or the paper's labels (see --list). Or a study: referee, "
+            help="Tables and figures: ablation, coco, tsne …, or the paper's labels (see --list). Or studies: referee, "
             "hypotheses, or a .yaml file. KEY=VALUE changes all recipes: train.epochs=5 …",
             metavar="TARGET|KEY=VALUE",
         ),
@@ -80,7 +80,7 @@ def reproduce(
 
     A study (referee, hypotheses, or your own .yaml file) compares methods fairly. Each method gets the same number of
     tuning trials, and the best is chosen on training images that are set aside. It is then trained with several seeds
-    and measured once.
+    and measured once. Several studies are trained side by side, and a model that two of them need is trained once.
 
     Examples:
 
@@ -99,6 +99,8 @@ def reproduce(
       maxmatch reproduce referee --data coco.json --dry-run
 
       maxmatch reproduce one_vector --data coco.json --only MIL
+
+      maxmatch reproduce finalists dose one_vector --data coco.json --jobs 8
     """
     from maxmatch.reproduce import targets as known
     from maxmatch.reproduce.study import is_study, studies

@@ -53,7 +53,8 @@ def reproduce(
     """Train what the paper's tables and figures need, measure it, and compare with what the paper reports.
 
     Args:
-        targets: Names of tables and figures (`maxmatch reproduce --list`), or the paper's labels; or one study.
+        targets: Names of tables and figures (`maxmatch reproduce --list`), or the paper's labels; or studies, whose
+            models are then trained side by side.
         data: A path, or "scenes" to generate it. Several as "region=PATH", each for the recipes with that word.
         base: The recipe of MaxMatch that rows are made from, for data that is not the paper's.
         out: Where models and tables go; what is finished there is not done again.
@@ -82,17 +83,21 @@ def reproduce(
     names = [targets] if isinstance(targets, str) else targets
     given = [data] if isinstance(data, str) else data
     if any(map(is_study, names)):
-        from maxmatch.reproduce.referee import referee
+        from maxmatch.reproduce.referee import run_studies
 
-        if len(names) > 1 or quick:
-            raise UsageError(f"{', '.join(names)}: a study is run alone, and its size is what its file says.")
-        study = load_study(names[0])
-        final = study.final.model_copy(
-            update={"seeds": seeds or study.final.seeds, "split": split or study.final.split}
-        )
-        options = ReproduceOptions(given, Path(out), base, final.seeds, changes=changes)
-        plan_of_study = StudyPlan(study.model_copy(update={"final": final}), options, only)
-        return referee(plan_of_study, jobs, str(chosen_device(device)), dry_run=dry_run, say=say, bar=bar)
+        others = [name for name in names if not is_study(name)]
+        if others:
+            raise UsageError(f"{', '.join(others)}: no study. Run tables and figures with a command of their own.")
+        if quick:
+            raise UsageError("quick: the size of a study is what its file says.")
+        plans_of_studies = []
+        for study in map(load_study, dict.fromkeys(names)):
+            final = study.final.model_copy(
+                update={"seeds": seeds or study.final.seeds, "split": split or study.final.split}
+            )
+            options = ReproduceOptions(given, Path(out), base, final.seeds, changes=changes)
+            plans_of_studies.append(StudyPlan(study.model_copy(update={"final": final}), options, only))
+        return run_studies(plans_of_studies, jobs, str(chosen_device(device)), dry_run=dry_run, say=say, bar=bar)
     if dry_run:
         raise UsageError("dry_run: only of a study is the work counted before it is done.")
     if only:

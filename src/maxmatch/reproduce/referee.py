@@ -1,9 +1,9 @@
-"""A study at work: every method is tuned with the same budget, what was chosen is frozen, the finalists are trained and
+"""Studies at work: every method is tuned with the same budget, what was chosen is frozen, the finalists are trained and
 compared; a table, curves and a page.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
@@ -41,30 +41,82 @@ Trials = Mapping[str, Sequence[Trial]]
 """By method."""
 
 
-def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar) -> Reproduction:
-    """Run both phases of a study, of the methods that are wanted; what is done already is not done again. dry_run: only
-    count what there is to do.
+class AtWork(NamedTuple):
+    """A study before its models are trained: trials of all methods, those of the methods that are wanted, what was
+    chosen before, and the budget.
     """
+
+    plan: StudyPlan
+    trials: Trials
+    ours: Trials
+    frozen: dict[str, Chosen]
+    budget: "Budget"
+
+    def finals(self, chosen: Mapping[str, Chosen]) -> list[Job]:
+        """Those of the methods that are wanted, as far as they are chosen."""
+        return [job for title in self.ours if title in chosen for job in self.plan.finals(title, chosen[title].changes)]
+
+
+def run_studies(
+    plans: Sequence[StudyPlan], at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar
+) -> Reproduction:
+    """Run both phases of studies, of the methods that are wanted; what is done already is not done again. The models
+    of all studies are trained in one sweep, so that none waits for the last ones of another. dry_run: only count what
+    there is to do.
+    """
+    names = [plan.study.name for plan in plans]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{', '.join(names)}: two studies of one name. Rename a file: results are kept by the name.")
+    works = [_prepared(plan, say, features=dry_run or at_once != 0) for plan in plans]
+    if dry_run:
+        abouts = [{"target": one.plan.study.name, "dry_run": True, **one.budget.to_json()} for one in works]
+        counted = [
+            Reproduced(one.plan.study.name, about, [], budget_table(one.plan, one.budget))
+            for one, about in zip(works, abouts, strict=True)
+        ]
+        return Reproduction(counted, 0, 0)
+    out = plans[0].options.out
+    for one in works:
+        name = f"{one.plan.study.name}: " if len(works) > 1 else ""
+        for phase in one.budget.phases:
+            say(f"{name}{phase.name}: {phase.models} models, {phase.done} of them done before")
+    tuned = [trial.job for one in works for title in one.ours if title not in one.frozen for trial in one.trials[title]]
+    ready = [job for one in works for job in one.finals(one.frozen)]
+    outcomes = run_jobs(_once([*tuned, *ready]), out, at_once, device, say, bar)
+    chosen = [_choose_values(one, outcomes, say) for one in works]
+    finals = [job for one, values in zip(works, chosen, strict=True) for job in one.finals(values)]
+    left = [job for job in _once(finals) if job.folder not in outcomes]
+    outcomes |= run_jobs(left, out, at_once, device, say, bar) if left else {}
+    models, failed = len(outcomes), sum(outcome.result is None for outcome in outcomes.values())
+    made = []
+    for one, values in zip(works, chosen, strict=True):
+        table = finals_plan(one.plan, values)
+        others = [job for job in table.jobs if job.folder not in outcomes]
+        outcomes |= sweep(others, 0, device, lambda job, outcome: None)
+        made.append(write_study(one.plan, one.trials, values, table, one.budget, outcomes))
+    return Reproduction(made, models, failed)
+
+
+def _prepared(plan: StudyPlan, say: Say, *, features: bool) -> AtWork:
+    """Its jobs, and what they take. features: see `count_budget`."""
     study, frozen = plan.study, plan.read_chosen()
     if not study.tuning.trials:
         frozen = {title: Chosen(trial=0, cells=()) for title in study.methods}
     trials = {title: plan.trials(title) for title in study.methods}
     ours = {title: trials[title] for title in plan.wanted}
     ready = {title: one for title, one in frozen.items() if title in ours}
-    budget = count_budget(plan, ours, ready, say, features=dry_run or at_once != 0)
-    if dry_run:
-        about = {"target": study.name, "dry_run": True, **budget.to_json()}
-        return Reproduction([Reproduced(study.name, about, [], budget_table(plan, budget))], 0, 0)
-    for phase in budget.phases:
-        say(f"{phase.name}: {phase.models} models, {phase.done} of them done before")
-    tuned = _once(trial.job for title in ours if title not in frozen for trial in trials[title])
-    outcomes = run_jobs(tuned, plan.options.out, at_once, device, say, bar)
+    return AtWork(plan, trials, ours, frozen, count_budget(plan, ours, ready, say, features=features))
+
+
+def _choose_values(one: AtWork, outcomes: Outcomes, say: Say) -> dict[str, Chosen]:
+    """What each method goes into the finals with; what is new is written down."""
+    plan, frozen = one.plan, one.frozen
     chosen = {}
-    for title, tried in trials.items():
-        if title not in ours and title not in frozen:
+    for title, tried in one.trials.items():
+        if title not in one.ours and title not in frozen:
             continue
         stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
-        best = frozen.get(title) or choose(tried, outcomes, study.main)
+        best = frozen.get(title) or choose(tried, outcomes, plan.study.main)
         if stopped:  # with fewer trials it would have another budget
             left = f"{stopped} of its trials were stopped, or not started"
             say(f"{title}: {left}; it is not in the finals. Run the command again")
@@ -74,20 +126,12 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
             chosen[title] = best
     if chosen.keys() - frozen.keys():
         plan.write_chosen(chosen)
-    if study.tuning.trials:
+    if plan.study.tuning.trials:
         say(f"chosen values: {plan.chosen_file}")
-    finals = finals_plan(plan, chosen)
-    folders = {job.folder for line in finals.lines if line.line.title[0] in ours for job in line.jobs}
-    outcomes |= run_jobs(
-        [job for job in finals.jobs if job.folder in folders], plan.options.out, at_once, device, say, bar
-    )
-    models, failed = len(outcomes), sum(outcome.result is None for outcome in outcomes.values())
-    outcomes |= sweep([job for job in finals.jobs if job.folder not in outcomes], 0, device, lambda job, outcome: None)
-    made = write_study(plan, trials, chosen, finals, budget, outcomes)
-    return Reproduction([made], models, failed)
+    return chosen
 
 
-def _once(jobs: Any) -> list[Job]:
+def _once(jobs: Iterable[Job]) -> list[Job]:
     return list({job.folder: job for job in jobs}.values())
 
 
