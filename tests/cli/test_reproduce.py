@@ -224,7 +224,7 @@ def test_a_table_is_reproduced_from_python(data, tmp_path, monkeypatch):
         (["flickr30k", "--data", "resnext=."], "nothing to train"),
         ([], "name one of these"),
         (["ablation", "--data", "scenes", "--dry-run"], "study"),
-        (["referee", "ablation", "--data", "scenes"], "alone"),
+        (["referee", "ablation", "--data", "scenes"], "ablation"),
         (["nowhere.yaml", "--data", "scenes"], "nowhere.yaml"),
         (["one_vector", "--data", "scenes", "--only", "mill"], "'MIL'"),
     ],

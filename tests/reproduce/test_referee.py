@@ -970,34 +970,70 @@ def test_the_hypotheses_have_the_budget_of_the_referee_and_share_the_models_of_t
             assert trial.job.recipes[0].similarities == ("maxmatch",)
 
 
-def untuned(folder, name="untuned.yaml"):
+def untuned(folder, name="untuned.yaml", **changed):
     """A study whose methods go into the finals as they are."""
     methods = {title: {key: own[key] for key in own if key != "tune"} for title, own in STUDY["methods"].items()}
     bare = {key: value for key, value in STUDY.items() if key not in ("tune", "tuning")}
-    (folder / name).write_text(yaml.safe_dump({**bare, "tuning": {"trials": 0}, "methods": methods}, sort_keys=False))
+    study = {**bare, "tuning": {"trials": 0}, "methods": methods, **changed}
+    (folder / name).write_text(yaml.safe_dump(study, sort_keys=False))
 
 
-def test_studies_are_trained_in_one_sweep_to_the_tables_that_each_has_alone(place, tmp_path, made_up):
+def run_both(place, out, *names, **more):
+    files = [str(place / f"{name}.yaml") for name in names]
+    return reproduce(files, str(place / "data"), out=out, jobs=1, device="cpu", **more)
+
+
+def test_studies_are_trained_side_by_side_to_the_tables_that_each_has_alone(place, tmp_path, made_up):
     untuned(place)
-    both = [str(place / name) for name in ("small.yaml", "untuned.yaml")]
-    alone = {name: run(place, tmp_path / "alone", f"{name}.yaml").targets[0] for name in ("small", "untuned")}
+    names = ("small", "untuned")
+    alone = {name: run(place, tmp_path / name, f"{name}.yaml").targets[0] for name in names}
     made_up.started.clear()
-    dry = reproduce(both, str(place / "data"), out=tmp_path / "out", device="cpu", dry_run=True)
-    assert [one.name for one in dry.targets] == ["small", "untuned"]
+    dry = run_both(place, tmp_path / "out", *names, dry_run=True)
+    assert [one.name for one in dry.targets] == list(names)
     assert not made_up.started
-    found = reproduce(both, str(place / "data"), out=tmp_path / "out", jobs=1, device="cpu")
+    found = run_both(place, tmp_path / "out", *names)
     assert found.failed == 0
     folders = [job.folder for job in made_up.started]
     assert len(folders) == len(set(folders)) == found.models  # what both need is trained once
-    splits = [job.split for job in made_up.started]
-    # What needs no choice follows the trials at once, before anything is chosen; then come the finals of what is.
-    assert splits == ["set_aside"] * 3 * TRIALS + ["val"] * (len(splits) - 3 * TRIALS)
-    assert {job.folder.name for job in made_up.started[3 * TRIALS :][: 3 * SEEDS]} == {
-        Path(run_).name for row in alone["untuned"].data["rows"] for run_ in row["runs"]
-    }
+    trials, finals = made_up.started[: 3 * TRIALS], made_up.started[3 * TRIALS :]
+    assert {job.split for job in trials} == {"set_aside"}
+    assert {job.split for job in finals} == {"val"}
+    seeds = [job.recipes[0].seed for job in finals]
+    assert seeds == sorted(seeds)  # an interrupted command has as many models of every method
     for one in found.targets:
         assert render(one.table, "markdown") == render(alone[one.name].table, "markdown")
         assert (tmp_path / "out" / f"{one.name}.html").exists()
+
+
+def test_a_final_that_was_a_trial_as_well_is_measured_on_the_final_split(place, tmp_path, made_up):
+    """Also where the trial is one study's and the final another's."""
+    long = {"trials": TRIALS, "images": None, "epochs": FINAL_EPOCHS}
+    (place / "long.yaml").write_text(yaml.safe_dump({**STUDY, "tuning": long}, sort_keys=False))
+    untuned(place)
+    made_up.easy = lambda job: 0.2 if job.split == "set_aside" else 0.7
+    names = ("long", "untuned")
+    alone = {name: run(place, tmp_path / name, f"{name}.yaml").targets[0] for name in names}
+    made_up.started.clear()
+    found = run_both(place, tmp_path / "out", *names)
+    splits = {split: {job.folder for job in made_up.started if job.split == split} for split in ("set_aside", "val")}
+    assert splits["set_aside"] & splits["val"]  # or this would test nothing
+    for one in found.targets:
+        assert one.data["rows"] == [
+            {**row, "runs": mine["runs"]}
+            for row, mine in zip(alone[one.name].data["rows"], one.data["rows"], strict=True)
+        ]
+        assert {n for row in one.data["rows"] for n in [len(row["ours"]["rsum"]["seeds"])]} == {SEEDS}
+    long = found.targets[0].data
+    scores = [trial["score"] for trials in long["tuning"].values() for trial in trials]
+    assert len(scores) == 3 * TRIALS
+    assert max(scores) < min(row["ours"]["rsum"]["mean"] for row in long["rows"])
+
+
+def test_studies_whose_finals_are_measured_on_different_splits_are_not_run_together(place, tmp_path):
+    untuned(place, final={**STUDY["final"], "split": "train_too"})
+    with pytest.raises(UsageError, match=r"val.*--split|--split.*val"):
+        run_both(place, tmp_path, "small", "untuned", dry_run=True)
+    untuned(place)
 
 
 def test_studies_of_one_name_are_refused(place, tmp_path):
@@ -1010,7 +1046,7 @@ def test_studies_of_one_name_are_refused(place, tmp_path):
 
 
 def test_a_study_is_run_apart_from_tables_and_only_a_study_is_counted_first(place, tmp_path):
-    with pytest.raises(UsageError, match="ablation: no study"):
+    with pytest.raises(UsageError, match="ablation"):
         reproduce([str(place / "small.yaml"), "ablation"], "scenes", out=tmp_path)
     with pytest.raises(UsageError, match="size of a study"):
         run(place, tmp_path, quick=True)

@@ -31,7 +31,7 @@ from maxmatch.reproduce.compare import (
     why_no_figure,
 )
 from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
-from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
+from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target, jobs_of
 from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
 from maxmatch.reproduce.worker import Outcome, sweep
 from maxmatch.training.diagnostics import ended_stuck
@@ -52,49 +52,60 @@ class AtWork(NamedTuple):
     frozen: dict[str, Chosen]
     budget: "Budget"
 
-    def finals(self, chosen: Mapping[str, Chosen]) -> list[Job]:
-        """Those of the methods that are wanted, as far as they are chosen."""
-        return [job for title in self.ours if title in chosen for job in self.plan.finals(title, chosen[title].changes)]
+    @property
+    def to_tune(self) -> list[str]:
+        """The methods that are wanted and have no frozen values."""
+        return [title for title in self.ours if title not in self.frozen]
 
 
 def run_studies(
     plans: Sequence[StudyPlan], at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar
 ) -> Reproduction:
-    """Run both phases of studies, of the methods that are wanted; what is done already is not done again. The models
-    of all studies are trained in one sweep, so that none waits for the last ones of another. dry_run: only count what
-    there is to do.
+    """Run both phases of studies, of the methods that are wanted; what is done already is not done again. The trials
+    of all studies are trained side by side, and then the finals of all. dry_run: only count what there is to do.
     """
+    _refuse_mixed(plans)
+    works = [_prepared(plan, say, features=dry_run or at_once != 0) for plan in plans]
+    if dry_run:
+        return Reproduction([_counted(one) for one in works], 0, 0)
+    out = plans[0].options.out
+    for one in works:
+        for phase in one.budget.phases:
+            say(f"{one.plan.study.name}: {phase.name}: {phase.models} models, {phase.done} of them done before")
+    tuned = _once(trial.job for one in works for title in one.to_tune for trial in one.trials[title])
+    tried = run_jobs(tuned, out, at_once, device, say, bar)
+    chosen = [_choose_values(one, tried, say) for one in works]
+    tables = [finals_plan(one.plan, values) for one, values in zip(works, chosen, strict=True)]
+    wanted = {
+        job.folder
+        for one, table in zip(works, tables, strict=True)
+        for line in table.lines
+        if line.line.title[0] in one.ours
+        for job in line.jobs
+    }
+    jobs = jobs_of(tables)
+    outcomes = run_jobs([job for job in jobs if job.folder in wanted], out, at_once, device, say, bar)
+    failed = {folder for done in (tried, outcomes) for folder, outcome in done.items() if outcome.result is None}
+    models = len(tried.keys() | outcomes.keys())
+    outcomes |= sweep([job for job in jobs if job.folder not in wanted], 0, device, lambda job, outcome: None)
+    made = [
+        write_study(one, values, table, tried, outcomes)
+        for one, values, table in zip(works, chosen, tables, strict=True)
+    ]
+    return Reproduction(made, models, len(failed))
+
+
+def _refuse_mixed(plans: Sequence[StudyPlan]) -> None:
+    """Refuse studies that would write over each other's results."""
     names = [plan.study.name for plan in plans]
     if len(set(names)) < len(names):
         raise UsageError(f"{', '.join(names)}: two studies of one name. Rename a file: results are kept by the name.")
-    works = [_prepared(plan, say, features=dry_run or at_once != 0) for plan in plans]
-    if dry_run:
-        abouts = [{"target": one.plan.study.name, "dry_run": True, **one.budget.to_json()} for one in works]
-        counted = [
-            Reproduced(one.plan.study.name, about, [], budget_table(one.plan, one.budget))
-            for one, about in zip(works, abouts, strict=True)
-        ]
-        return Reproduction(counted, 0, 0)
-    out = plans[0].options.out
-    for one in works:
-        name = f"{one.plan.study.name}: " if len(works) > 1 else ""
-        for phase in one.budget.phases:
-            say(f"{name}{phase.name}: {phase.models} models, {phase.done} of them done before")
-    tuned = [trial.job for one in works for title in one.ours if title not in one.frozen for trial in one.trials[title]]
-    ready = [job for one in works for job in one.finals(one.frozen)]
-    outcomes = run_jobs(_once([*tuned, *ready]), out, at_once, device, say, bar)
-    chosen = [_choose_values(one, outcomes, say) for one in works]
-    finals = [job for one, values in zip(works, chosen, strict=True) for job in one.finals(values)]
-    left = [job for job in _once(finals) if job.folder not in outcomes]
-    outcomes |= run_jobs(left, out, at_once, device, say, bar) if left else {}
-    models, failed = len(outcomes), sum(outcome.result is None for outcome in outcomes.values())
-    made = []
-    for one, values in zip(works, chosen, strict=True):
-        table = finals_plan(one.plan, values)
-        others = [job for job in table.jobs if job.folder not in outcomes]
-        outcomes |= sweep(others, 0, device, lambda job, outcome: None)
-        made.append(write_study(one.plan, one.trials, values, table, one.budget, outcomes))
-    return Reproduction(made, models, failed)
+    splits = sorted({plan.study.final.split for plan in plans})
+    if len(splits) > 1:
+        raise UsageError(
+            f"{', '.join(names)}: their finals are measured on different splits ({', '.join(splits)}). Run them one "
+            "after the other, or give --split."
+        )
 
 
 def _prepared(plan: StudyPlan, say: Say, *, features: bool) -> AtWork:
@@ -105,7 +116,18 @@ def _prepared(plan: StudyPlan, say: Say, *, features: bool) -> AtWork:
     trials = {title: plan.trials(title) for title in study.methods}
     ours = {title: trials[title] for title in plan.wanted}
     ready = {title: one for title, one in frozen.items() if title in ours}
-    return AtWork(plan, trials, ours, frozen, count_budget(plan, ours, ready, say, features=features))
+    work = AtWork(plan, trials, ours, frozen, count_budget(plan, ours, ready, say, features=features))
+    for title in work.to_tune:
+        for trial in trials[title]:
+            _score(trial, trial.job.result(), study.main)  # refuses what cannot be compared, before any training
+    return work
+
+
+def _counted(one: AtWork) -> Reproduced:
+    """What a dry run shows."""
+    name = one.plan.study.name
+    about = {"target": name, "dry_run": True, **one.budget.to_json()}
+    return Reproduced(name, about, [], budget_table(one.plan, one.budget))
 
 
 def _choose_values(one: AtWork, outcomes: Outcomes, say: Say) -> dict[str, Chosen]:
@@ -115,13 +137,14 @@ def _choose_values(one: AtWork, outcomes: Outcomes, say: Say) -> dict[str, Chose
     for title, tried in one.trials.items():
         if title not in one.ours and title not in frozen:
             continue
+        name = f"{plan.study.name}: {title}"
         stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
         best = frozen.get(title) or choose(tried, outcomes, plan.study.main)
         if stopped:  # with fewer trials it would have another budget
             left = f"{stopped} of its trials were stopped, or not started"
-            say(f"{title}: {left}; it is not in the finals. Run the command again")
+            say(f"{name}: {left}; it is not in the finals. Run the command again")
         elif best is None:
-            say(f"{title}: all its trials failed; it is not in the finals")
+            say(f"{name}: all its trials failed; it is not in the finals")
         else:
             chosen[title] = best
     if chosen.keys() - frozen.keys():
@@ -135,19 +158,26 @@ def _once(jobs: Iterable[Job]) -> list[Job]:
     return list({job.folder: job for job in jobs}.values())
 
 
+def _score(trial: Trial, result: Mapping[str, Any] | None, measure: str) -> float | None:
+    """How well a trial did; None where it has no result."""
+    if result is None:
+        return None
+    assert result["split"] == SET_ASIDE
+    if measure not in result["figures"]:
+        raise UsageError(
+            f"{trial.job.folder}: an older version has not measured {measure}. Remove its result.json: it is "
+            "measured again, not trained."
+        )
+    return float(result["figures"][measure])
+
+
 def choose(trials: Sequence[Trial], outcomes: Outcomes, measure: str) -> Chosen | None:
     """The trial that did best among the images set aside, of equals the first; None if all failed."""
-    scores = {}
-    for number, trial in enumerate(trials, start=1):
-        result = outcomes[trial.job.folder].result
-        if result is not None:
-            assert result["split"] == SET_ASIDE
-            if measure not in result["figures"]:
-                raise UsageError(
-                    f"{trial.job.folder}: an older version has not measured {measure}. Remove its result.json: it is "
-                    "measured again, not trained."
-                )
-            scores[number] = float(result["figures"][measure])
+    found = {
+        number: _score(trial, outcomes[trial.job.folder].result, measure)
+        for number, trial in enumerate(trials, start=1)
+    }
+    scores = {number: score for number, score in found.items() if score is not None}
     if not scores:
         return None
     best = max(scores, key=lambda number: (scores[number], -number))
@@ -308,9 +338,12 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
 
 
 def write_study(
-    plan: StudyPlan, trials: Trials, chosen: Mapping[str, Chosen], finals: TablePlan, budget: Budget, outcomes: Outcomes
+    work: AtWork, chosen: Mapping[str, Chosen], finals: TablePlan, trained: Outcomes, outcomes: Outcomes
 ) -> Reproduced:
-    """Write the tables as Markdown and all data as JSON, the curves, if they can be drawn, and the page."""
+    """Write the tables as Markdown and all data as JSON, the curves, if they can be drawn, and the page. trained: the
+    trials; outcomes: the finals.
+    """
+    plan, budget = work.plan, work.budget
     study, out = plan.study, plan.options.out
     rows = study_data(finals, chosen, outcomes, study.measures)
     goal = None if study.goal is None else judge(study.goal, study.measures, finals, outcomes)
@@ -318,7 +351,7 @@ def write_study(
     made = study_table(plan, budget, rows, outcomes, finals.jobs)
     further = [measures_table(rows), reference_table(rows, study.reference, study.measures, late)]
     further += [] if goal is None else [goal_table(goal, study.measures)]
-    tried = {title: trials_data(own, chosen.get(title), outcomes, study.main) for title, own in trials.items()}
+    tried = {title: trials_data(own, chosen.get(title), trained, study.main) for title, own in work.trials.items()}
     data = {
         "target": study.name, "about": study.description, "measure": study.main, "measures": list(study.measures),
         "named_late": late, "reference": study.reference, "budget": budget.to_json(), "rows": rows, "goal": goal,

@@ -144,7 +144,8 @@ def _outcome(job: Job, code: int) -> Outcome:
     if code < 0:
         return Outcome(None, f"killed by signal {-code}, perhaps out of memory: try fewer --jobs", stopped=True)
     if code == _NO_MEMORY:
-        return Outcome(None, f"the GPU's memory was full: try fewer --jobs ({job.folder / LOG})", stopped=True)
+        cure = "try a smaller train.batch_size, or a larger train.accumulate"
+        return Outcome(None, f"the GPU's memory was full, with no other model beside it: {cure} ({job.folder / LOG})")
     if code == 130:
         return Outcome(None, "interrupted; run the command again to resume", stopped=True)
     log = (job.folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
