@@ -160,6 +160,7 @@ def test_a_gpu_that_is_full_of_items_takes_fewer_queries_at_once(tmp_path, monke
 
     class Kernels:
         can_scan, scan_bytes = staticmethod(triton_scan.can_scan), staticmethod(triton_scan.scan_bytes)
+        most_queries = staticmethod(lambda device: 4)
 
         @staticmethod
         def best_hits(queries, *given, **options):
@@ -171,7 +172,7 @@ def test_a_gpu_that_is_full_of_items_takes_fewer_queries_at_once(tmp_path, monke
         expected = index.search(QUERIES, 3)
         monkeypatch.setattr(stored_sets, "scans_for", lambda _: Kernels)
         monkeypatch.setattr(stored_sets, "_UNASKED", 0)
-        for free, at_once in ((5 * triton_scan.scan_bytes(100, 19), [2, 2, 1]), (0, [1] * 5), (None, [5])):
+        for free, at_once in ((5 * triton_scan.scan_bytes(100, 19), [2, 2, 1]), (0, [1] * 5), (None, [4, 1])):
             monkeypatch.setattr(stored_sets, "free_memory_of", lambda _, free=free: free)
             assert index.search(QUERIES, 3) == expected
             assert sizes == at_once

@@ -48,7 +48,7 @@ from maxmatch.matching.scorers import (
 )
 from maxmatch.matching.similarity import Similarity
 
-_WIDEST = 2**22  # columns: a kernel has a program for each 256 of them, and at most 65,535
+_WIDEST = 2**22  # columns
 
 
 class PairwiseJob:

@@ -73,7 +73,8 @@ class StoredSets:
         return self._best_of_blocks(queries.float(), k, similarity, keep)
 
     def _at_once(self, kernels: Any, queries: int, k: int) -> int:
-        """How many queries the GPU has room for: it may be full of what is stored."""
+        """How many queries go together: a kernel has its most, and the GPU may be full of what is stored."""
+        queries = min(queries, kernels.most_queries(self.values.device))
         each = kernels.scan_bytes(len(self), k)
         free = free_memory_of(self.values.device) if queries * each > _UNASKED else None
         return queries if free is None else max(1, min(queries, free // 2 // each))
