@@ -492,6 +492,18 @@ def test_only_some_methods_are_tuned_and_trained_and_the_tables_show_the_rest_as
     assert len(whole.targets[0].further[-2].notes) == 1
 
 
+def test_what_another_command_chooses_meanwhile_stays_frozen(place, tmp_path, made_up):
+    def easy(job):
+        if len(made_up.started) == 1:  # the first trial of this command: the other one begins and ends
+            run(place, tmp_path, only=["MIL"])
+        return 0.5
+
+    made_up.easy = easy
+    found = run(place, tmp_path, only=["MaxMatch"])
+    assert list(plan_of(place, tmp_path).read_chosen()) == ["MaxMatch", "MIL"]
+    assert [bool(row["ours"]) for row in found.targets[0].data["rows"]] == [True, True, False]
+
+
 def test_an_unknown_method_is_refused_with_near_ones_and_only_is_of_studies(place, tmp_path):
     with pytest.raises(UsageError, match=r"small has no method 'maxmach'.*'MaxMatch'\?"):
         run(place, tmp_path, only=["maxmach"])

@@ -132,7 +132,8 @@ def _counted(one: AtWork) -> Reproduced:
 
 def _choose_values(one: AtWork, outcomes: Outcomes, say: Say) -> dict[str, Chosen]:
     """What each method goes into the finals with; what is new is written down."""
-    plan, frozen = one.plan, one.frozen
+    plan = one.plan
+    frozen = plan.read_chosen() | one.frozen  # another command may have chosen for other methods meanwhile
     chosen = {}
     for title, tried in one.trials.items():
         if title not in one.ours and title not in frozen:
