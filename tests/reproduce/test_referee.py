@@ -1039,6 +1039,8 @@ def test_a_final_that_was_a_trial_as_well_is_measured_on_the_final_split(place, 
     scores = [trial["score"] for trials in long["tuning"].values() for trial in trials]
     assert len(scores) == 3 * TRIALS
     assert max(scores) < min(row["ours"]["rsum"]["mean"] for row in long["rows"])
+    again = run_both(place, tmp_path / "out", *names).targets[0].data["tuning"]
+    assert [trial["score"] for trials in again.values() for trial in trials] == scores
 
 
 def test_studies_whose_finals_are_measured_on_different_splits_are_not_run_together(place, tmp_path):

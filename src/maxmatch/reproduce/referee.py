@@ -491,6 +491,7 @@ def trials_data(
     trials: Sequence[Trial], chosen: Chosen | None, outcomes: Outcomes, measure: str
 ) -> list[dict[str, Any]]:
     """The trials of a method, as plain data. Those of a method that was chosen before are read from their folders."""
+    kept = {} if chosen is None else {chosen.trial: chosen.score}  # its folder may have the result of a final by now
     rows = []
     for number, trial in enumerate(trials, start=1):
         outcome = outcomes.get(trial.job.folder) or Outcome(trial.job.result(), again=True)
@@ -499,8 +500,8 @@ def trials_data(
             {
                 "trial": number,
                 "values": trial.values,
-                "score": None if result is None else result["figures"].get(measure),
-                "chosen": chosen is not None and chosen.trial == number,
+                "score": kept.get(number) if result is None else result["figures"].get(measure),
+                "chosen": number in kept,
                 "failed": outcome.failure if result is None else None,
                 "run": str(trial.job.folder),
             }
