@@ -377,6 +377,8 @@ def test_what_fails_is_reported_and_does_not_stop_the_rest(place, tmp_path, made
     found = run(place, tmp_path, say=said.append)
     assert found.failed == TRIALS + 1
     assert any("MIL" in line and "not in the finals" in line for line in said)
+    (cure,) = (line for line in said if "small-chosen.yaml" in line and "try them again" in line)
+    assert "one vector: 1 of its 2 trials" in cure
     first, mil, single = found.targets[0].data["rows"]
     assert mil["chosen"] is None
     assert mil["not_trained"]

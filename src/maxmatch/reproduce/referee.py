@@ -148,6 +148,11 @@ def _choose_values(one: AtWork, outcomes: Outcomes, say: Say) -> dict[str, Chose
             say(f"{name}: all its trials failed; it is not in the finals")
         else:
             chosen[title] = best
+            if best.failed and title not in frozen:
+                say(
+                    f"{name}: {best.failed} of its {len(best.cells)} trials failed; values are chosen without them. "
+                    f"To try them again, remove its entry from {plan.chosen_file}"
+                )
     if chosen.keys() - frozen.keys():
         plan.write_chosen(chosen)
     if plan.study.tuning.trials:
