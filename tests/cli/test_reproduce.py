@@ -181,7 +181,7 @@ def test_several_targets_are_one_sweep_and_what_two_need_is_trained_once(data, t
     assert first.splitlines()[1].startswith("set size")
     assert "K = 8: failed: no room for eight. Buy more." in first
     assert second.splitlines()[1].startswith("kept")
-    assert "1 of 6 models failed; the same command tries them again" in err
+    assert "1 of 6 models failed; the same command tries those again that it still needs" in err
     rows = json.loads((out / "sizes.json").read_text())["rows"]
     assert [len(row["failed"]) for row in rows] == [0, 0, 0, 1]
     assert [bool(row["ours"]) for row in rows] == [True, True, True, False]

@@ -377,6 +377,8 @@ def test_what_fails_is_reported_and_does_not_stop_the_rest(place, tmp_path, made
     found = run(place, tmp_path, say=said.append)
     assert found.failed == TRIALS + 1
     assert any("MIL" in line and "not in the finals" in line for line in said)
+    (cure,) = (line for line in said if "small-chosen.yaml" in line and "try them again" in line)
+    assert "one vector: 1 of its 2 trials" in cure
     first, mil, single = found.targets[0].data["rows"]
     assert mil["chosen"] is None
     assert mil["not_trained"]
@@ -490,6 +492,18 @@ def test_only_some_methods_are_tuned_and_trained_and_the_tables_show_the_rest_as
     whole = run(place, tmp_path)  # what is left
     assert (whole.models, len(made_up.started)) == (TRIALS + 3 * SEEDS, TRIALS + SEEDS)
     assert len(whole.targets[0].further[-2].notes) == 1
+
+
+def test_what_another_command_chooses_meanwhile_stays_frozen(place, tmp_path, made_up):
+    def easy(job):
+        if len(made_up.started) == 1:  # the first trial of this command: the other one begins and ends
+            run(place, tmp_path, only=["MIL"])
+        return 0.5
+
+    made_up.easy = easy
+    found = run(place, tmp_path, only=["MaxMatch"])
+    assert list(plan_of(place, tmp_path).read_chosen()) == ["MaxMatch", "MIL"]
+    assert [bool(row["ours"]) for row in found.targets[0].data["rows"]] == [True, True, False]
 
 
 def test_an_unknown_method_is_refused_with_near_ones_and_only_is_of_studies(place, tmp_path):
@@ -1027,6 +1041,8 @@ def test_a_final_that_was_a_trial_as_well_is_measured_on_the_final_split(place, 
     scores = [trial["score"] for trials in long["tuning"].values() for trial in trials]
     assert len(scores) == 3 * TRIALS
     assert max(scores) < min(row["ours"]["rsum"]["mean"] for row in long["rows"])
+    again = run_both(place, tmp_path / "out", *names).targets[0].data["tuning"]
+    assert [trial["score"] for trials in again.values() for trial in trials] == scores
 
 
 def test_studies_whose_finals_are_measured_on_different_splits_are_not_run_together(place, tmp_path):

@@ -267,6 +267,18 @@ def test_another_error_is_not_taken_for_a_full_gpu(jobs, monkeypatch):
     assert process_ends(jobs[0], work, monkeypatch) == 1
 
 
+def test_a_job_that_another_process_works_at_has_not_failed(jobs, programs, monkeypatch):
+    """As where two commands need the same model: of a study, its method waits and is not chosen by fewer trials."""
+    monkeypatch.setattr(worker, "_PATIENCE", 0.1)
+    with alone(jobs[0].folder):
+        code = process_ends(jobs[0], None, monkeypatch)
+    reason = "maxmatch: it: another process is writing there. Wait for it."
+    programs[jobs[0].folder] = f"import sys; print({reason!r}, file=sys.stderr); sys.exit({code})"
+    (outcome,) = run(jobs[:1])
+    assert (outcome.result, outcome.stopped) == (None, True)
+    assert "another process is writing there" in outcome.failure
+
+
 def process_ends(job, work, monkeypatch) -> int:
     """The exit code of a process with this work."""
     monkeypatch.setattr(worker, "work", work)

@@ -104,6 +104,14 @@ def test_a_training_ends_stuck_at_twice_the_margin_or_above_in_its_last_epoch(lo
     assert diagnostics.ended_stuck(recipe, 2, losses) is expected
 
 
+def test_a_sum_over_all_captions_says_nothing_where_their_number_is_not_known():
+    recipe = recipe_for("nowhere", objective={**TRIPLET_ALONE, "triplet_reduction": "sum"}, batch_size=32)
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"captions_per_image": None})})
+    for loss in (0.4, 9.0, 12.8):
+        assert diagnostics.ended_stuck(recipe, 2, [loss] * 20) is None
+        assert diagnostics.stuck(recipe, 2, [loss] * 20, 40, NEAR_CHANCE) is None
+
+
 def test_half_an_epoch_is_watched_but_at_least_20_steps_and_at_most_100():
     assert [diagnostics.watched_steps(steps) for steps in (3, 40, 100, 150, 567)] == [20, 20, 50, 75, 100]
 

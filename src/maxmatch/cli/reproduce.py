@@ -160,5 +160,5 @@ def reproduce(
     if jobs == 0:
         say(f"{failed} of {models} models are not trained yet")
     elif failed:
-        say(f"{failed} of {models} models failed; the same command tries them again")
+        say(f"{failed} of {models} models failed; the same command tries those again that it still needs")
         raise typer.Exit(1)

@@ -16,6 +16,10 @@ _BUSY = "{}: another process is writing there. Wait for it, or stop it first."
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)  # a file system without locks: every process may write
 
 
+class BusyError(ValueError):
+    """Another process holds the lock."""
+
+
 def draft(path: Path, writer: str = "") -> Path:
     """The hidden name beside a file under which it is written at first. writer: distinguishes processes that write the
     same file at the same time.
@@ -127,15 +131,15 @@ def usual_permissions(path: Path) -> Iterator[None]:
 
 
 def lock(file: IO[bytes], path: Path) -> None:
-    """Lock a path for this process as long as the file is open. ValueError where another process holds it."""
+    """Lock a path for this process as long as the file is open. BusyError where another process holds it."""
     if _locked(file) is False:
-        raise ValueError(_BUSY.format(path))
+        raise BusyError(_BUSY.format(path))
 
 
 @contextmanager
 def locked(folder: Path, patience: float = 0) -> Iterator[None]:
     """Be the only process that writes in a folder, by the file `.lock` in it. patience: how many seconds to wait for
-    another one before ValueError. A process that ends, however it does, holds no lock.
+    another one before BusyError. A process that ends, however it does, holds no lock.
     """
     from filelock import FileLock, Timeout
 
@@ -143,7 +147,7 @@ def locked(folder: Path, patience: float = 0) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise ValueError(_BUSY.format(folder)) from error
+        raise BusyError(_BUSY.format(folder)) from error
     except (OSError, NotImplementedError) as error:  # filelock's two ways to report a file system without locks
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
             raise

@@ -132,7 +132,8 @@ def _counted(one: AtWork) -> Reproduced:
 
 def _choose_values(one: AtWork, outcomes: Outcomes, say: Say) -> dict[str, Chosen]:
     """What each method goes into the finals with; what is new is written down."""
-    plan, frozen = one.plan, one.frozen
+    plan = one.plan
+    frozen = plan.read_chosen() | one.frozen  # another command may have chosen for other methods meanwhile
     chosen = {}
     for title, tried in one.trials.items():
         if title not in one.ours and title not in frozen:
@@ -147,6 +148,11 @@ def _choose_values(one: AtWork, outcomes: Outcomes, say: Say) -> dict[str, Chose
             say(f"{name}: all its trials failed; it is not in the finals")
         else:
             chosen[title] = best
+            if best.failed and title not in frozen:
+                say(
+                    f"{name}: {best.failed} of its {len(best.cells)} trials failed; values are chosen without them. "
+                    f"To try them again, remove its entry from {plan.chosen_file}"
+                )
     if chosen.keys() - frozen.keys():
         plan.write_chosen(chosen)
     if plan.study.tuning.trials:
@@ -490,6 +496,7 @@ def trials_data(
     trials: Sequence[Trial], chosen: Chosen | None, outcomes: Outcomes, measure: str
 ) -> list[dict[str, Any]]:
     """The trials of a method, as plain data. Those of a method that was chosen before are read from their folders."""
+    kept = {} if chosen is None else {chosen.trial: chosen.score}  # its folder may have the result of a final by now
     rows = []
     for number, trial in enumerate(trials, start=1):
         outcome = outcomes.get(trial.job.folder) or Outcome(trial.job.result(), again=True)
@@ -498,8 +505,8 @@ def trials_data(
             {
                 "trial": number,
                 "values": trial.values,
-                "score": None if result is None else result["figures"].get(measure),
-                "chosen": chosen is not None and chosen.trial == number,
+                "score": kept.get(number) if result is None else result["figures"].get(measure),
+                "chosen": number in kept,
                 "failed": outcome.failure if result is None else None,
                 "run": str(trial.job.folder),
             }

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxmatch.core.files import locked, whole
+from maxmatch.core.files import BusyError, locked, whole
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.candidates import Candidate, members
 from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_model, load_for, paired
@@ -41,12 +41,13 @@ _APART = 8.0  # seconds
 _STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
 _FULL = ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "_STATUS_ALLOC_FAILED")
 _NO_MEMORY = 12  # exit code of a process that found the GPU full, as errno's ENOMEM
+_IN_USE = 16  # that of one whose folder another process writes in, as errno's EBUSY
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The result of a job, or why there is none. again: whether it was done before. stopped: whether its process was
-    stopped from outside, so that it may well end another time.
+    stopped from outside, or found another one at work in its folder, so that it may well end another time.
     """
 
     result: Mapping[str, Any] | None
@@ -151,7 +152,8 @@ def _outcome(job: Job, code: int) -> Outcome:
     log = (job.folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
     _, marked, reason = log.rpartition(_REASON)
     lines = (reason if marked else log).strip().splitlines() or [f"ended with exit code {code} and no result"]
-    return Outcome(None, f"{lines[0] if marked else lines[-1]} ({job.folder / LOG})")
+    why = f"{lines[0] if marked else lines[-1]} ({job.folder / LOG})"
+    return Outcome(None, why, stopped=code == _IN_USE)
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -344,7 +346,7 @@ def main() -> None:
         text = str(error).strip()
         named = isinstance(error, ValueError | OSError) and text
         print(f"{_REASON}{text if named else f'{type(error).__name__}: {text}'}", file=sys.stderr)
-        raise SystemExit(1) from error
+        raise SystemExit(_IN_USE if isinstance(error, BusyError) else 1) from error
 
 
 if __name__ == "__main__":

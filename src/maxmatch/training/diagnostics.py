@@ -92,14 +92,16 @@ def twice_the_margin(recipe: Recipe, epoch: int) -> float | None:
     return 2 * goal.margin * len(goal.pairs) or None
 
 
-def _pairs_per_batch(recipe: Recipe) -> int:
-    captions = recipe.train.batch_captions or recipe.data.captions_per_image or 0
-    return recipe.train.batch_size * captions or 1
+def _pairs_per_batch(recipe: Recipe) -> int | None:
+    """None where a batch has all captions of its images, however many they are."""
+    captions = recipe.train.batch_captions or recipe.data.captions_per_image
+    return captions and recipe.train.batch_size * captions
 
 
 def ended_stuck(recipe: Recipe, epoch: int, losses: Sequence[float]) -> bool | None:
     """Whether a training ended with a triplet loss of 2 × margin or more. losses: of its last epoch, each a mean over
-    some steps. None where that says nothing: without hardest negatives, without this loss, or without a record.
+    some steps. None where that says nothing: without hardest negatives, without this loss, without a record, or where
+    it is a sum over an unknown number of pairs.
 
     Unlike `stuck`, whatever the recalls: a model may still rank well above chance. Of sums the largest counts, since
     the last batch of an epoch may be smaller.
@@ -107,9 +109,10 @@ def ended_stuck(recipe: Recipe, epoch: int, losses: Sequence[float]) -> bool | N
     level = twice_the_margin(recipe, epoch)
     if level is None or not losses:
         return None
-    summed = recipe.objective.triplet_reduction == "sum"
-    loss = max(losses) / _pairs_per_batch(recipe) if summed else fmean(losses)
-    return loss >= _ENDED_AT * level
+    if recipe.objective.triplet_reduction == "mean":
+        return fmean(losses) >= _ENDED_AT * level
+    pairs = _pairs_per_batch(recipe)
+    return None if pairs is None else max(losses) >= _ENDED_AT * level * pairs
 
 
 def stuck(
@@ -128,8 +131,10 @@ def stuck(
     if level is None or len(window) < watched:
         return None
     if goal.triplet_reduction == "sum":  # of a full batch, by pair; the last batch of an epoch may be smaller
-        full = sorted(window)[math.ceil(watched / steps_per_epoch) :]
-        window = [loss / _pairs_per_batch(recipe) for loss in full]
+        pairs = _pairs_per_batch(recipe)
+        if pairs is None:
+            return None
+        window = [loss / pairs for loss in sorted(window)[math.ceil(watched / steps_per_epoch) :]]
     if not window or abs(fmean(window) - level) > _NEAR * level:
         return None
     if max(window) - min(window) > 4 * _NEAR * level:

@@ -99,7 +99,7 @@ class States:
         return sorted(self.folder.glob("state-*.safetensors"))
 
     def locked(self) -> AbstractContextManager[None]:
-        """Be the only process that trains into the run's folder. ValueError while another one does."""
+        """Be the only process that trains into the run's folder. BusyError while another one does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return locked(self.folder, _PATIENCE)
 
