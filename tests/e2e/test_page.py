@@ -16,6 +16,14 @@ from maxmatch.search.query import search_parts
 SHOWN = MANY - 1  # two are the same picture
 
 
+def release(held):
+    for route in held:
+        try:
+            route.continue_()
+        except Exception:  # the page has given it up, as it should
+            continue
+
+
 def test_typing_shows_the_right_picture_first_and_late_answers_are_ignored(open_page, gallery):
     page = open_page()
     wait_first(page, gallery.key(MANY - 1))  # the latest
@@ -35,13 +43,24 @@ def test_typing_shows_the_right_picture_first_and_late_answers_are_ignored(open_
         search(page, gallery.captions[1])
     search(page, gallery.captions[0])
     wait_first(page, gallery.key(0))
-    for route in held:
-        try:
-            route.continue_()
-        except Exception:  # the page has given it up, as it should
-            continue
+    release(held)
     page.wait_for_timeout(200)
     wait_first(page, gallery.key(0))
+
+
+def test_a_search_that_is_left_before_its_answer_comes_does_not_show_it(open_page, gallery):
+    page = open_page()
+    wait_first(page, gallery.key(MANY - 1))
+    held = []
+    page.route(re.compile(r"/search\?q=two"), lambda route: held.append(route))
+    with page.expect_request(re.compile(r"/search\?q=two")):
+        search(page, gallery.captions[1])
+    page.get_by_label("Search pictures by a description").press("Escape")
+    page.locator("#results[aria-busy=false]").wait_for(state="attached")
+    release(held)
+    page.wait_for_timeout(200)
+    expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, newest first")
+    wait_first(page, gallery.key(MANY - 1))
 
 
 def test_an_index_that_was_replaced_is_no_lost_connection(open_page):

@@ -23,6 +23,7 @@ const REFRESHED = 1000;
 
 let state = read(location.search);
 let shown = null;
+let asked = null; // what is shown, or will be when its answer has come
 let more = false;
 let total = 0;
 let asking = null;
@@ -98,7 +99,7 @@ function update({ restore = null } = {}) {
   find("unread").hidden = !notRead || isSearch(state);
   chips();
   document.title = state.q.trim() ? `${state.q.trim()} – MaxMatch` : "MaxMatch";
-  if (!shown || !sameResults(shown, state)) search({ restore });
+  if (!asked || !sameResults(asked, state)) search({ restore });
   if (state.view) view();
   else hideView();
 }
@@ -108,6 +109,7 @@ async function search({ restore = null, keep = false } = {}) {
   asking = new AbortController();
   const { signal } = asking;
   const wanted = state;
+  asked = wanted;
   find("results").setAttribute("aria-busy", "true");
   try {
     const count = Math.max(PAGE, restore?.count ?? (keep ? grid.hits.length : 0));
@@ -131,6 +133,7 @@ async function search({ restore = null, keep = false } = {}) {
     if (state.view) view();
     fillUp();
   } catch (error) {
+    if (!signal.aborted) asked = shown;
     failed(error);
   } finally {
     if (!signal.aborted) find("results").setAttribute("aria-busy", "false");
