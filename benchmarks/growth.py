@@ -222,6 +222,7 @@ def main() -> None:
         for table, value in [(one, value) for one in given.only for value in GPU_VALUES[one]]:
             if time.monotonic() - began < seconds:
                 rows.append(measure_on_gpu(table, value))
+                print(json.dumps(rows[-1]), flush=True)  # should a later one fail
             else:
                 print(f"{table} = {value}: left out, --seconds {seconds:g} are over")
         print(describe_machine())

@@ -25,6 +25,7 @@ import json
 import multiprocessing
 import os
 import platform
+import queue
 import random
 import selectors
 import signal
@@ -32,6 +33,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,16 @@ def serve(
         await serving
 
     asyncio.run(announced())
+
+
+def port_of(server: multiprocessing.process.BaseProcess, port: "multiprocessing.queues.Queue[int]") -> int:
+    """Where a server listens, once it does. One that has failed is not waited for."""
+    for _ in range(300):
+        with suppress(queue.Empty):
+            return port.get(timeout=1)
+        if not server.is_alive():
+            break
+    raise SystemExit("A server has not started: see above.")
 
 
 def queries(seed: int) -> Iterator[str]:
@@ -279,15 +291,15 @@ def main() -> None:
             index.with_suffix(".made").touch()
         servers, ports = [], []
         several = len(given.clients) > 1
-        for batch in (given.batch,) if several else (given.batch, 1):
-            port: Any = start.Queue()
-            server = start.Process(
-                target=serve, args=(index, given.model, batch, given.device, given.index_device, port)
-            )
-            server.start()
-            servers.append(server)
-            ports.append(port.get(timeout=300))
         try:
+            for batch in (given.batch,) if several else (given.batch, 1):
+                port: Any = start.Queue()
+                server = start.Process(
+                    target=serve, args=(index, given.model, batch, given.device, given.index_device, port)
+                )
+                server.start()
+                servers.append(server)
+                ports.append(port_of(server, port))
             same_answers(ports)
             for clients in given.clients:
                 tallies = {"batched": Tally()} if several else {"batched": Tally(), "unbatched": Tally()}
@@ -305,6 +317,7 @@ def main() -> None:
             for server in servers:
                 server.terminate()
                 server.join(30)
+                server.kill()  # one that does not end would keep this process from ending
         if given.photos:
             print(json.dumps(photo_search(Path(folder) / "photos", given.model, given.photos), indent=2))
 

@@ -65,6 +65,14 @@ def test_what_is_not_understood_is_shown_with_its_place(text, message):
     assert str(caught.value).splitlines()[-1].strip() == "^"
 
 
+def test_a_filter_for_a_number_does_not_equal_one_for_a_boolean():
+    for text in ("x {}", "NOT x {}", "y = 2 AND x {}"):
+        number, boolean = (parse_where(text.format(end)) for end in ("= 1", "= true"))
+        assert number == parse_where(text.format("= 1.0")) != boolean
+        assert hash(number) == hash(parse_where(text.format("= 1.0")))
+        assert parse_where(text.format("IN (1, 0)")) != parse_where(text.format("IN (true, false)"))
+
+
 def test_a_comparison_holds_only_for_an_item_that_has_such_a_value():
     without, text, number = {}, {"year": "2020"}, {"year": 2020}
     for filter_, expected in (

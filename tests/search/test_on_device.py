@@ -45,6 +45,14 @@ def test_hits_are_those_of_an_exact_search_with_filters_too(tmp_path, dtype):
         assert len(check_alike(index, 400)[0]) == 300
 
 
+def test_a_filter_for_a_number_is_not_taken_for_one_for_a_boolean(tmp_path):
+    with SetIndex.create(tmp_path / "index", dim=32, set_size=4) as index:
+        index.add(["yes", "one", "also one"], unit_sets(3, 4, 32), [{"n": True}, {"n": 1}, {"n": 1.0}])
+    with SetIndex.open(tmp_path / "index", device="cpu") as index:
+        for where, count in (("n = true", 1), ("n = 1", 2), ("n IN (true)", 1), ("n IN (1)", 2)):
+            assert len(check_alike(index, where=where)[0]) == count
+
+
 def test_what_is_written_by_this_index_or_another_is_found_at_the_next_search(tmp_path):
     folder = fill(tmp_path / "index", unit_sets(30, 4, 32))
     with SetIndex.open(folder, device="cpu") as index, SetIndex.open(folder) as other:

@@ -17,7 +17,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NoReturn
 
@@ -36,6 +36,11 @@ class Comparison:
     key: str
     operator: Operator
     value: Value
+    kind: ValueKind | None = field(init=False, repr=False)
+    """Tells `x = 1` from `x = true`: they pass other items, but for Python 1 equals True."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", kind_of(self.value))
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ class Among:
 
     key: str
     values: tuple[Value, ...]
+    kind: ValueKind | None = field(init=False, repr=False)
+    """As in `Comparison`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", kind_of(self.values[0]) if self.values else None)
 
     @cached_property
     def known(self) -> frozenset[tuple[ValueKind | None, Value]]:
