@@ -11,6 +11,7 @@ whole is the slower of decoding with all cores and the network; on a CPU, where 
 
 import argparse
 import itertools
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -223,7 +224,10 @@ def rows(model: SetEncoder, folder: Path, widths: Sequence[int], seconds: float)
             clip = PixelReader(processor_transform(_CLIP)).for_device(torch.device("cuda"))
             yield f"  decoding for CLIP (whole, bicubic), processes  {read_alone(clip, files, seconds, True):10,.0f}"
         bound = min(decoding, network) if gpu else 1 / (1 / decoding + 1 / network)
-        total, steady = whole(model, files, min(max(int(bound * 3 * seconds), 128), _MOST))
+        count = (
+            _MOST if math.isnan(bound) else min(max(int(bound * 3 * seconds), 128), _MOST)
+        )  # processes that never came
+        total, steady = whole(model, files, count)
         yield f"  whole: encode_images, with its start           {total:10,.0f}"
         share = f"bound {bound:,.0f}: {steady / bound:.0%}"
         yield f"  whole: encode_images, steady                   {steady:10,.0f}   {share}"

@@ -75,21 +75,25 @@ def recorded(work: Work) -> Work:
     return graph.replay
 
 
-def print_kernels(what: str, work: Work, shown: int = 10) -> None:
-    """What the GPU was busy with, by the profiler: the kernels that took most."""
+def print_kernels(what: str, work: Work, shown: int = 10, runs: int = 1) -> None:
+    """What the GPU was busy with in one run, by the profiler: the kernels that took most. The mean of several runs."""
     work()
     try:
         with profile(activities=[ProfilerActivity.CUDA]) as found:
-            work()
+            for _ in range(runs):
+                work()
             torch.cuda.synchronize()
         kernels = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)
     except (RuntimeError, AssertionError) as error:  # where the machine cannot
         print(f"no profile: {error}")
         return
-    total, count = sum(k.self_device_time_total for k in kernels) / 1e3, sum(k.count for k in kernels)
-    print(f"\n{what}: {count} launches and copies, {total:.3f} ms on the GPU")
+    total, count = (
+        sum(found) / runs for found in ([k.self_device_time_total for k in kernels], [k.count for k in kernels])
+    )
+    print(f"\n{what}: {count:.0f} launches and copies, {total / 1e3:.3f} ms on the GPU")
     for kernel in kernels[:shown]:
-        print(f"  {kernel.self_device_time_total / 1e3:8.3f} ms  {kernel.count:3d} ×  {kernel.key[:90]}", flush=True)
+        ms, calls = kernel.self_device_time_total / 1e3 / runs, kernel.count / runs
+        print(f"  {ms:8.3f} ms  {calls:5.1f} ×  {kernel.key[:90]}", flush=True)
 
 
 def rows_against(

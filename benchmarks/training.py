@@ -8,9 +8,9 @@ get grids of features.
 """
 
 import gc
+import itertools
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.encoding import matmul_rate
-from benchmarks.timing import describe_machine
+from benchmarks.timing import describe_machine, print_kernels
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.dataset import Items, Split
 from maxmatch.data.feed import ResidentFeed
@@ -174,7 +174,8 @@ def measure(name: str, images: int, steps: int, profiled: bool) -> None:
               flush=True)  # fmt: skip
     if device == "cuda":
         assert function is not None
-        _profile(function, batches, 40 if profiled else 10)
+        seeds = itertools.count()
+        print_kernels("  a step", lambda: function(next(batches), next(seeds)), 40 if profiled else 10, runs=8)
 
 
 def _forget(device: str) -> None:
@@ -183,23 +184,6 @@ def _forget(device: str) -> None:
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def _profile(step: TrainStep, batches: Iterator[Batch], shown: int, steps: int = 8) -> None:
-    """Print the kernels by the time that they take in a step."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for seed in range(steps):
-            step(next(batches), seed)
-        torch.cuda.synchronize()
-    took, calls = Counter[str](), Counter[str]()
-    for event in found.events() or ():
-        took[event.name] += event.device_time_total / 1e3 / steps
-        calls[event.name] += 1
-    print(f"  kernels: {sum(took.values()):.2f} ms, {sum(calls.values()) / steps:.0f} launches per step")
-    for name, ms in took.most_common(shown):
-        print(f"  {ms:8.3f} ms {calls[name] / steps:7.1f} ×  {name[:110]}")
 
 
 def _in_turn(step: TrainStep) -> TrainStep:

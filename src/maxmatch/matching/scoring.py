@@ -48,7 +48,7 @@ from maxmatch.matching.scorers import (
 )
 from maxmatch.matching.similarity import Similarity
 
-_WIDEST = 2**22  # columns
+_WIDEST = 2**22  # columns of a tile: kernels count the cosines of a row in 32 bits
 
 
 class PairwiseJob:
