@@ -49,7 +49,8 @@ def reproduce(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="The split to measure on. Default: the recipe's (test), else val.")
+        str | None,
+        typer.Option(help="The split to measure on. Default: the recipe's (test), else val; or as the study says."),
     ] = None,
     only: Annotated[
         list[str] | None,
