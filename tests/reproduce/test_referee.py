@@ -839,7 +839,7 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     ],
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
-    shipped = ["dose", "finalists", "finalists_finetuned", "finalists_flickr8k", "hypotheses"]
+    shipped = ["dose", "finalists", "finalists_finetuned", "finalists_flickr8k", "finalists_k8", "hypotheses"]
     assert list(studies()) == [*shipped, "one_vector", "referee", "referee_flickr8k", "referee_rest"]
     assert is_study(name)
     assert not is_study("ablation")
@@ -903,6 +903,20 @@ def test_the_finalists_are_the_models_of_the_trials_that_were_chosen(tmp_path):
         assert len(many) == 8
         chosen = few.trials(method)[number - 1]
         assert [job.folder for job in many[:3]] == [job.folder for job in few.finals(method, chosen.changes)]
+
+
+def test_the_finalists_with_eight_vectors_differ_in_nothing_else(tmp_path):
+    four, eight = (shipped_plan(name, tmp_path) for name in ("finalists", "finalists_k8"))
+    narrow = ", D = 512"
+    assert {title.removesuffix(narrow) for title in eight.study.methods} < four.study.methods.keys()
+    for title in eight.study.methods:
+        small, large = (
+            plan.finals(name, ())[0].recipes[0] for plan, name in ((four, title.removesuffix(narrow)), (eight, title))
+        )
+        width = 512 if title.endswith(narrow) else 1024
+        built = large.model.resolved()
+        assert {(tower.set_size, built.width) for tower in built.towers.values()} == {(8, width)}
+        assert large.model_copy(update={"model": small.model, "name": small.name}) == small
 
 
 def test_the_rest_of_the_referee_are_the_models_of_the_only_trials_with_the_values_of_the_log(tmp_path):
