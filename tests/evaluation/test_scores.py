@@ -33,6 +33,18 @@ def test_scores_of_an_ensemble_are_the_mean_whatever_k_and_d_the_members_have():
     assert "image_log_variance" not in result.figures
 
 
+@pytest.mark.parametrize("max_memory", [2**20, 900])
+def test_an_ensemble_leaves_given_scores_as_they_are(max_memory):
+    split = split_of()
+    kept = torch.randn(20, 60, generator=torch.Generator().manual_seed(0))
+    given, other = kept.clone(), EvaluatedModel("b", split)
+    scores = scores_of([EvaluatedModel("a", split, given=lambda rows: kept[rows]), other], max_memory=max_memory)
+    expected = (given + all_of(scores_of([other]))) / 2
+    for _ in range(2):  # blocks are asked for twice
+        torch.testing.assert_close(all_of(scores), expected)
+    assert torch.equal(kept, given)
+
+
 @pytest.mark.parametrize("name", ["mil", "mean", "maxsim", "maxmatch", "cosine", "dot"])
 def test_sets_of_one_vector_are_scored_as_by_their_similarity(name):
     split = split_of(size=1, width=7)

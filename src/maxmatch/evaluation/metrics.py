@@ -240,6 +240,8 @@ def scores_of(
 def _mean(members: Sequence[EvaluatedModel], pair: ModalityPair, rows: slice) -> Tensor:
     first, *others = members
     total = _scores(first, pair, rows)
+    if others and first.given is not None:  # they may be rows of a matrix that is kept
+        total = total.clone()
     for member in others:
         total += _scores(member, pair, rows).to(total.device)
     return total.div_(len(members)) if others else total
