@@ -67,6 +67,17 @@ def test_the_recipes_of_the_paper_have_its_values(model, data_set):
     assert recipe.similarities == ("maxmatch", "top_k")
 
 
+@pytest.mark.parametrize(("data_set", "lr"), [("coco", 1e-3), ("f30k", 2e-3)])
+def test_resnet_learns_from_epoch_50_on_at_a_hundredth_of_the_rate_and_from_epoch_60_at_a_thousandth(data_set, lr):
+    train = load_recipe(f"{data_set}_resnet152_bigru").train
+    steps = 100
+    assert [train.frozen("image", epoch) for epoch in (0, 49, 50, 119)] == [True, True, False, False]
+    rates = [train.lr * schedule_factor(train, epoch * steps, steps) for epoch in (50, 59, 60, 119)]
+    assert [train.lr_factor("image", "backbone") * rate for rate in rates] == pytest.approx(
+        [lr / 100, lr / 100, lr / 1000, lr / 10**5]
+    )
+
+
 @pytest.mark.parametrize("row", range(1, 12))
 def test_the_rows_of_the_ablation_change_the_similarity_and_four_weights(row):
     similarity, regular, gd, isd = ABLATION[row - 1]

@@ -92,6 +92,15 @@ def graded(draw):
 
 
 @settings(max_examples=40)
+@given(galleries())
+def test_an_increasing_function_of_the_scores_changes_no_figure(gallery):
+    scores, image_groups, text_groups = gallery
+    values = torch.unique(scores)  # sorted
+    places = torch.searchsorted(values, scores)
+    found = [evaluate_scores(one, image_groups, text_groups).figures for one in (scores, -1.0 / (1 + places.double()))]
+    assert found[0] == found[1]
+
+
 @given(graded(), st.sampled_from([1, 2**20]))
 def test_graded_relevance_is_that_of_sorted_lists(given, max_memory):
     scores, relevance = given

@@ -99,6 +99,26 @@ def test_single_precision_is_enough(shape: tuple[int, int, int]) -> None:
         assert loss(sets.float()).item() == pytest.approx(loss(sets).item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("margin", [-1.0, 0.8])
+def test_there_is_no_hinge_so_that_a_margin_only_scales_gd_and_isd_and_their_gradients(margin: float) -> None:
+    sets, pooled = normal(3, 4, 6, seed=1).requires_grad_(), normal(3, 6, seed=2).requires_grad_()
+    factor = math.exp(-0.5 * (margin - 0.6))
+    for loss, inputs in ((global_discriminative, (sets, pooled)), (intra_set_divergence, (sets,))):
+        value, other = loss(*inputs, 0.6, 0.5), loss(*inputs, margin, 0.5)
+        assert other.item() == pytest.approx(factor * value.item(), rel=1e-12)
+        for mine, theirs in zip(*(torch.autograd.grad(one, inputs) for one in (value, other)), strict=True):
+            torch.testing.assert_close(theirs, factor * mine)
+
+
+def test_no_length_changes_gd_isd_or_div() -> None:
+    sets, pooled = normal(3, 4, 6, seed=1), normal(3, 6, seed=2)
+    lengths = torch.tensor([0.1, 1.0, 30.0, 7.0], dtype=torch.float64)[:, None]
+    longer = global_discriminative(lengths * sets, 32 * pooled)
+    assert longer.item() == pytest.approx(global_discriminative(sets, pooled).item(), rel=1e-12)
+    for loss in (intra_set_divergence, uniformity, pvse_diversity):
+        assert loss(lengths * sets).item() == pytest.approx(loss(sets).item(), rel=1e-12)
+
+
 def test_gradients_are_right() -> None:
     sets, pooled = normal(2, 3, 4, seed=1).requires_grad_(), normal(2, 4, seed=2).requires_grad_()
     assert torch.autograd.gradcheck(global_discriminative, (sets, pooled))

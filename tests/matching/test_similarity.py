@@ -202,6 +202,32 @@ def test_any_fixed_matching_is_at_most_the_assignment_is_at_most_maxsim(
 
 
 @given(two_coarse_batches())
+def test_inference_by_top_k_is_never_below_the_matching_and_equals_it_where_the_largest_cosines_match(
+    batches: tuple[Tensor, Tensor],
+) -> None:
+    a, b = batches
+    matched, largest = similarity.maxmatch(a, b), similarity.top_k(a, b)
+    assert (largest >= matched - 1e-9).all()
+    cosines = torch.einsum("bkd,cld->bckl", a, b)
+    assigned = cosines.gather(-1, maximal_assignment(cosines)[..., None])[..., 0].sort(-1, descending=True).values
+    alike = torch.isclose(assigned, cosines.flatten(2).topk(a.shape[1], -1).values).all(-1)
+    assert_close(largest[alike], matched[alike])
+    assert (largest > matched + 1e-9)[~alike].all()
+
+
+@given(two_batches(), st.sampled_from([1.0, 16.0]))
+def test_the_mean_is_at_most_chamfer_at_most_mil_and_smooth_chamfer_is_above_chamfer_by_at_most_log_k_over_alpha(
+    batches: tuple[Tensor, Tensor], alpha: float
+) -> None:
+    a, b = batches
+    chamfer, smooth = similarity.chamfer(a, b), similarity.smooth_chamfer(a, b, alpha=alpha)
+    assert (similarity.mean(a, b) <= chamfer + 1e-6).all()
+    assert (chamfer <= similarity.mil(a, b) + 1e-6).all()
+    assert (smooth >= chamfer - 1e-6).all()
+    assert (smooth <= chamfer + math.log(a.shape[1] * b.shape[1]) / (2 * alpha) + 1e-6).all()
+
+
+@given(two_coarse_batches())
 def test_scores_stay_in_their_range(batches: tuple[Tensor, Tensor]) -> None:
     a, b = batches
     for name, (low, high) in {
@@ -259,3 +285,14 @@ def test_where_matchings_tie_the_score_is_that_of_the_lexicographically_first(si
         columns = reference.first_best_matching(block)
         expected = sum(math.expm1(block[row, column]) for row, column in enumerate(columns)) / size
         assert scores[i, j].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_where_matchings_tie_the_other_set_may_prefer_another_one() -> None:
+    first, second = [[0, 1], [1, 2], [2, 0]], [[0, 2], [1, 0], [2, 1]]  # both shift by one: each is the other's inverse
+    cosines = torch.zeros(3, 3, dtype=torch.float64)
+    for (row, column), value in zip(first + second, [0.25, 0.25, 0.25, 0.5, 0.25, 0.0], strict=True):
+        cosines[row, column] = value
+    rest = (1 - cosines.square().sum(1)).sqrt()
+    a, b = torch.cat([cosines, rest.diag()], 1)[None], torch.eye(6, dtype=torch.float64)[None, :3]
+    assert similarity.maxmatch(a, b).item() == pytest.approx(math.expm1(0.25))
+    assert similarity.maxmatch(b, a).item() == pytest.approx((math.expm1(0.5) + math.expm1(0.25)) / 3)

@@ -127,8 +127,8 @@ def maxmatch(
 
         s(X, Y) = mean_k [exp(c_k,π(k)) − 1],   π = argmax over one-to-one matchings of Σ_k c_k,π(k)
 
-    Symmetric; the order within a set does not matter; between −0.632 and e − 1 = 1.718. The smaller set is matched
-    completely.
+    Between −0.632 and e − 1 = 1.718. The smaller set is matched completely. Symmetric, and the order within a set does
+    not matter, but where matchings tie: then the lexicographically first counts, which depends on both.
 
     Args:
         a: B sets of K unit vectors of width D, K at most 16: a tensor, an array or a list.

@@ -116,3 +116,17 @@ def test_sets_of_mixed_precision_are_unit_vectors_in_float32(encoder, head):
             mixed = sets_of(tower, items[:4], 1)
     torch.testing.assert_close(mixed.norm(dim=-1), torch.ones(4, mixed.shape[1]))
     torch.testing.assert_close(mixed, exact, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("head", ["slots", "pie"])
+@pytest.mark.parametrize(("encoder", "ordered"), [("regions", False), ("sequence of features", True)])
+def test_the_order_of_regions_does_not_matter_and_that_of_a_sequence_does_to_slots(encoder, head, ordered):
+    tower, items = made(encoder, head)
+    tower.eval()
+    several = [item for item in items if len(item) > 2]
+    with torch.no_grad():
+        apart = (sets_of(tower, [item.flip(0) for item in several]) - sets_of(tower, several)).abs().amax((1, 2))
+    if ordered and head == "slots":  # PIE-Net reads no positions
+        assert float(apart.min()) > 1e-4
+    else:
+        assert float(apart.max()) <= 1e-5
