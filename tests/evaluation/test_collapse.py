@@ -74,6 +74,13 @@ def test_what_is_used_depends_on_the_similarity(similarity, k, used):
     assert slot_pairing(images, texts, torch.tensor([0]), similarity, k).used == used
 
 
+def test_maxsim_leaves_out_the_slots_of_texts_that_no_slot_of_an_image_is_nearest_to():
+    images = torch.tensor([[[1.0, 0, 0], [0, 0, 1.0]]])
+    texts = torch.nn.functional.normalize(torch.tensor([[[1.0, 0.1, 0], [1.0, -0.2, -0.1]]]), dim=-1)
+    assert slot_pairing(images, texts, torch.tensor([0]), "maxsim").used == 0.75
+    assert slot_pairing(images, texts, torch.tensor([0]), "chamfer").used == 1
+
+
 def test_slots_that_are_paired_meet_in_their_order_and_stability_is_how_often_they_match_so():
     images = unit(40, 3, 8)
     texts = images.clone()

@@ -315,12 +315,19 @@ def slow_shares(split, similarity):
                 continue
             cosines = (image @ text.T).tolist()
             cells = list(itertools.product(range(len(image)), range(len(text))))
-            if similarity == "maxmatch":
+            if similarity in ("maxmatch", "sinkhorn"):
                 best = max(itertools.permutations(range(3)), key=lambda p: sum(cosines[k][p[k]] for k in range(3)))
                 terms = {(k, best[k]): math.exp(cosines[k][best[k]]) - 1 for k in range(3)}
             elif similarity == "mil":
                 best = max(cells, key=lambda cell: cosines[cell[0]][cell[1]])
                 terms = {best: cosines[best[0]][best[1]]}
+            elif similarity == "top_k":
+                best = sorted(cells, key=lambda cell: -cosines[cell[0]][cell[1]])[:3]
+                terms = {cell: math.exp(cosines[cell[0]][cell[1]]) - 1 for cell in best}
+            elif similarity == "paired":
+                terms = {(k, k): math.exp(cosines[k][k]) - 1 for k in range(3)}
+            elif similarity == "maxsim":
+                terms = {(k, row.index(max(row))): max(row) for k, row in enumerate(cosines)}
             else:
                 terms = {cell: cosines[cell[0]][cell[1]] for cell in cells}
             added = [
@@ -333,7 +340,7 @@ def slow_shares(split, similarity):
     return [np.mean(side, 0) for side in shares], deciding
 
 
-@pytest.mark.parametrize("similarity", ["maxmatch", "mil", "mean"])
+@pytest.mark.parametrize("similarity", ["maxmatch", "sinkhorn", "top_k", "paired", "mil", "maxsim", "mean"])
 def test_shares_and_variation_are_those_of_loops_over_true_pairs(similarity):
     split = split_of(images=12, captions=[1, 2, 3, 4] * 3, size=3, noise=1.0)
     found = slot_shares(EvaluatedModel("a", split, similarity), PAIR)

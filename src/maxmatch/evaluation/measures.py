@@ -211,6 +211,7 @@ def beyond_rsum(galleries: Sequence[SearchRanks]) -> dict[str, float]:
 _BLOCK = 512
 _PAIRS = 8_192
 _SAME = 1e-6  # terms of float32 scores closer than this count as equal
+_EXPONENTIAL = ("maxmatch", "top_k", "paired", "sinkhorn")  # whose scores are made of exp(cosine) − 1
 
 
 def set_measures(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict[str, float]:
@@ -258,7 +259,7 @@ def slot_shares(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict
         part = slice(start, start + _PAIRS)
         cosines = (images[row[part]].float() @ texts[column[part]].float().transpose(1, 2)).cpu()
         taken = decisive_pairs(cosines, maximal_assignment(cosines), name, options.get("k"))
-        terms = (cosines.expm1() if name in ("maxmatch", "top_k") else cosines).clamp(min=0) * taken
+        terms = (cosines.expm1() if name in _EXPONENTIAL else cosines).clamp(min=0) * taken
         for total, axis in zip(shares, (2, 1), strict=True):
             added = terms.sum(axis).double()
             whole = added.sum(1, keepdim=True)

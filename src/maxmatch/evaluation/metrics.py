@@ -122,8 +122,8 @@ def slot_pairing(
 
     similarity decides what "used" means: by the one best pair ("mil"), by the k best ("top_k"), by the best one-to-one
     matching ("maxmatch", and "sinkhorn", which softens it), by slot i with slot i ("paired"), by all pairs ("mean",
-    "csd"), else by the nearest vector of the other set. The partner of slot i is slot i for "paired", whatever would
-    match better.
+    "csd"), by what is nearest to an image's vector ("maxsim"), else by the nearest vector of the other set. The partner
+    of slot i is slot i for "paired", whatever would match better.
     """
     counts = torch.zeros(images.shape[1], texts.shape[1], dtype=torch.long)
     decisive = torch.zeros_like(counts)
@@ -160,7 +160,10 @@ def decisive_pairs(cosines: Tensor, matched: Tensor, similarity: str, k: int | N
         return _pairs(matched, cosines.shape[2])
     if similarity in ("mean", "csd"):
         return torch.ones_like(cosines, dtype=torch.long)
-    return ((cosines == cosines.amax(2, keepdim=True)) | (cosines == cosines.amax(1, keepdim=True))).long()
+    nearest = cosines == cosines.amax(2, keepdim=True)
+    if similarity != "maxsim":  # which does not ask what is nearest to the second set's vectors
+        nearest |= cosines == cosines.amax(1, keepdim=True)
+    return nearest.long()
 
 
 # The scores of a model, or of several together, on a split: held where they fit in memory, else made block by block.
