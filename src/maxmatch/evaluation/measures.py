@@ -215,9 +215,13 @@ _EXPONENTIAL = ("maxmatch", "top_k", "paired", "sinkhorn")  # whose scores are m
 
 
 def set_measures(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict[str, float]:
-    """Of one model: content variance, the share of each slot in true scores and which decides, bytes per item."""
-    found = {f"{name}_content_log_variance": content_log_variance(member.encoded.sets[name]) for name in pair}
-    found |= slot_shares(member, pair)
+    """Of one model with sets: content variance, the share of each slot in true scores and which decides, where there
+    are slots; bytes per item.
+    """
+    found: dict[str, float] = {}
+    if member.has_slots:
+        found |= {f"{name}_content_log_variance": content_log_variance(member.encoded.sets[name]) for name in pair}
+        found |= slot_shares(member, pair)
     for name in pair:
         numbers = member.encoded.sets[name][0].numel()
         found |= {f"{name}_bytes_float32": 4.0 * numbers, f"{name}_bytes_float16": 2.0 * numbers}

@@ -205,9 +205,14 @@ class EvaluatedModel:
     given: Callable[[slice], Float[Tensor, "n C"]] | None = None
 
     @property
-    def has_slots(self) -> bool:
-        """Whether there are sets whose slots can be looked at: not padded ones, and not vectors of another library."""
+    def has_sets(self) -> bool:
+        """Whether there are sets of one size: not padded ones, and not vectors of another library."""
         return self.given is None and self.similarity not in SINGLE_VECTORS and not self.encoded.masks
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether there are sets whose slots can be looked at: not Gaussians, which have a mean and a variance."""
+        return self.has_sets and self.similarity != "csd"
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _beyond_rsum(result: Result, team: Sequence[EvaluatedModel], pair: ModalityP
         for prefix, some in result.galleries.items()
         for name, value in beyond_rsum(some).items()
     }
-    return of_ranks | (set_measures(team[0], pair) if len(team) == 1 and team[0].has_slots else {})
+    return of_ranks | (set_measures(team[0], pair) if len(team) == 1 and team[0].has_sets else {})
 
 
 def compared(result: Result, first: Result, draws: int) -> ResultLine:

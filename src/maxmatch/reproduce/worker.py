@@ -269,7 +269,7 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
     others = take(teams[1:])[0] if len(teams) > 1 else []
     found = dict(first.figures)
     found |= {"chance_rsum": chance(*(encoded[0].groups[side] for side in pair))["rsum"]}
-    if len(sources) == 1 and similarities[0] != "csd":  # a mean and a variance are not two slots
+    if len(sources) == 1 and teams[0][0].has_slots:
         kept = element_analysis(paired(encoded[0], pair), teams[0][0].similarity, found).kept
         found |= {
             f"{side}_slot_{slot}_rsum": figures["rsum"]
