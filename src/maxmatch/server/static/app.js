@@ -27,7 +27,12 @@ let asked = null; // what is shown, or will be when its answer has come
 let more = false;
 let total = 0;
 let asking = null;
-let paging = false;
+let paging = null; // while the next page is asked for
+let resume = null; // where to scroll to when what is asked for has come
+let uploads = 0;
+let stale = false; // pictures came or went since it was asked for
+let refusal = false; // the notice is about what was searched for last
+let leaving = false;
 let typing = false;
 const input = find("q");
 
@@ -104,6 +109,7 @@ function update({ restore = null } = {}) {
   else hideView();
 }
 
+/** keep: what is shown is asked for again, and stays where it is. */
 async function search({ restore = null, keep = false } = {}) {
   asking?.abort();
   asking = new AbortController();
@@ -121,7 +127,9 @@ async function search({ restore = null, keep = false } = {}) {
     } while (answer.more && answer.hits.length && hits.length < count);
     if (signal.aborted) return;
     const top = scrollY;
-    shown = wanted;
+    shown = { ...wanted }; // of this answer alone, which pages after it belong to
+    resume = null;
+    refusal = false;
     more = answer.more;
     total = answer.total;
     connection.dismiss();
@@ -141,10 +149,14 @@ async function search({ restore = null, keep = false } = {}) {
 }
 
 /** The next page, when its place comes into sight. */
-async function pageOn() {
-  if (!more || paging || !shown) return;
-  paging = true;
+function pageOn() {
+  if (!paging && more && shown) paging = askOn().finally(() => (paging = null));
+  return paging ?? Promise.resolve();
+}
+
+async function askOn() {
   const [wanted, signal] = [shown, asking.signal];
+  let refused = false;
   try {
     const answer = await api.search(wanted, grid.hits.length, grid.hits.length < LONGEST ? PAGE : LONGEST, signal);
     if (signal.aborted || wanted !== shown) return;
@@ -153,11 +165,11 @@ async function pageOn() {
     say(answer);
     note();
   } catch (error) {
+    refused = error.name !== "AbortError";
     failed(error);
   } finally {
-    paging = false;
+    if (!refused) setTimeout(fillUp); // when this one counts as done
   }
-  if (!connection.away) fillUp();
 }
 
 const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEAR && pageOn();
@@ -259,7 +271,7 @@ async function view() {
       if (place < 0) return null;
       const next = grid.hits[place + by];
       if (next) return () => to(next.item.key);
-      return by > 0 && more ? () => pageOn().then(() => grid.hits[place + 1] && to(grid.hits[place + 1].item.key)) : null;
+      return by > 0 && more ? () => pageOn().then(() => state.view === wanted && grid.hits[place + 1] && to(grid.hits[place + 1].item.key)) : null;
     };
     viewer.show(item, state, {
       score: hit?.score ?? null, duplicates: hit?.duplicates ?? [], steps: [step(-1), step(1)], place: place < 0 ? "" : `${number(place + 1)} of ${number(Math.max(total, place + 1))}`,
