@@ -16,6 +16,16 @@ def look_again(page):
         page.evaluate("dispatchEvent(new Event('online'))")
 
 
+def tell(page, items):
+    """The server has so many pictures from now on."""
+    known = {**page.request.get(f"{page.url.split('/?')[0].rstrip('/')}/api/v1/gallery").json(), "total": items}
+    page.unroute("**/gallery")
+    page.route("**/gallery", lambda route: route.fulfill(json=known))
+    page.unroute("**/health")
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ok", "items": items, "left": 0}))
+    look_again(page)
+
+
 def test_a_refused_page_of_results_is_not_asked_for_again_and_again(open_page):
     page, asked = open_page("/?q=a+dog"), []
 
@@ -68,3 +78,106 @@ def test_the_next_picture_is_shown_when_its_page_comes_however_often_it_was_aske
     let_go(page, held)
     expect(dialog.locator(".facts")).to_have_text(f"49 of {MANY}")
     assert "view=" in page.url
+
+
+def test_who_is_among_the_pictures_stays_there_when_new_ones_come(open_page, gallery):
+    page = open_page()
+    page.keyboard.press("/")
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    third = page.evaluate(FOCUSED)
+    assert third == gallery.key(MANY - 3)
+    tell(page, MANY)
+    with page.expect_response(re.compile(r"/search\?")):
+        tell(page, MANY + 1)
+    page.locator("#results[aria-busy=false]").wait_for(state="attached")
+    page.wait_for_timeout(200)
+    assert page.evaluate(FOCUSED) == third
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(FOCUSED) == gallery.key(MANY - 4)
+
+
+def test_pictures_that_came_while_one_was_open_are_there_when_it_is_closed(open_page):
+    page = open_page()
+    tiles(page).first.click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    tell(page, MANY)
+    tell(page, MANY + 1)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    with page.expect_response(re.compile(r"/search\?")):
+        look_again(page)
+
+
+def test_results_of_a_new_search_are_shown_from_the_top_though_pictures_came_meanwhile(open_page, gallery):
+    page = open_page()
+    tell(page, MANY)
+    page.mouse.wheel(0, 900)
+    page.wait_for_timeout(400)
+    held = hold(page, re.compile(r"/search\?q=a\+dog"))
+    with page.expect_request(re.compile(r"/search\?q=")):
+        search(page, gallery.captions[0])
+    tell(page, MANY + 1)
+    let_go(page, held)
+    wait_first(page, gallery.key(0))
+    assert page.evaluate("scrollY") == 0
+
+
+def test_results_of_a_new_search_are_shown_from_the_top_when_the_server_is_back(open_page, gallery):
+    page = open_page()
+    page.mouse.wheel(0, 900)
+    page.wait_for_timeout(400)
+    page.route("**/api/v1/**", lambda route: route.abort())
+    search(page, gallery.captions[0])
+    expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
+    page.unroute("**/api/v1/**")
+    page.evaluate("dispatchEvent(new Event('online'))")
+    wait_first(page, gallery.key(0))
+    assert page.evaluate("scrollY") == 0
+    open_page.said.clear()  # the browser's own lines about the requests that failed
+
+
+def test_who_goes_back_comes_to_the_place_though_pictures_came_meanwhile(open_page, gallery):
+    page = open_page()
+    tell(page, MANY)
+    page.mouse.wheel(0, 900)
+    page.wait_for_timeout(400)
+    top = page.evaluate("scrollY")
+    assert top > 500
+    search(page, gallery.captions[0])
+    wait_first(page, gallery.key(0))
+    held = hold(page, re.compile(r"/search\?(?!q=)"))
+    with page.expect_request(re.compile(r"/search\?(?!q=)")):
+        page.go_back()
+    tell(page, MANY + 1)
+    let_go(page, held)
+    page.wait_for_function("(top) => Math.abs(scrollY - top) < 2", arg=top)
+
+
+def test_a_page_that_opened_without_the_server_has_everything_when_it_comes_back(open_page, gallery):
+    page = open_page("/?q=a+dog")
+    page.route("**/api/v1/**", lambda route: route.abort())
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
+    page.unroute("**/api/v1/**")
+    page.get_by_role("button", name="Try now").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.locator("#pick")).to_be_visible()
+    page.get_by_label("Folder").select_option("holiday")
+    search(page, "")
+    expect(page.get_by_role("region", name="By folder")).to_be_visible()
+    open_page.said.clear()  # the browser's own lines about the requests that failed
+
+
+def test_a_picture_that_was_opened_while_the_server_was_away_is_shown_when_it_is_back(open_page, gallery):
+    page = open_page()
+    dialog = page.get_by_role("dialog")
+    page.route("**/api/v1/**", lambda route: route.abort())
+    tiles(page).first.click()
+    expect(dialog).to_be_visible()
+    page.wait_for_function("document.querySelector('.photo.broken')")
+    page.unroute("**/api/v1/**")
+    page.evaluate("dispatchEvent(new Event('online'))")
+    expect(dialog.locator(".photo img")).to_have_js_property("naturalWidth", 64)
+    expect(dialog.locator(".photo")).not_to_have_class(re.compile("broken"))
+    open_page.said.clear()  # the browser's own lines about the requests that failed

@@ -53,6 +53,8 @@ const grid = new Grid(find("results"), {
 selection.watch(grid);
 const connection = new Connection(find("notice"), () => {
   grid.retry();
+  viewer.retry();
+  offer();
   search({ keep: true });
   if (state.view) view();
 }, noticed);
@@ -111,6 +113,10 @@ function update({ restore = null } = {}) {
 
 /** keep: what is shown is asked for again, and stays where it is. */
 async function search({ restore = null, keep = false } = {}) {
+  const other = !shown || !sameResults(shown, state); // something else is on the page yet
+  if (!keep) resume = restore;
+  else if (other) [restore, keep] = [resume, false];
+  stale = false;
   asking?.abort();
   asking = new AbortController();
   const { signal } = asking;
@@ -134,7 +140,7 @@ async function search({ restore = null, keep = false } = {}) {
     total = answer.total;
     connection.dismiss();
     const titles = isSearch(wanted) ? null : (hit) => (hit.item.date ? monthName(hit.item.date.slice(0, 7)) : "Without a date");
-    grid.show(hits, !more, { titles, total });
+    grid.show(hits, !more, { titles, total, keep });
     if (!keep) scrollTo(0, restore?.top ?? 0);
     else scrollTo(0, top);
     say(answer);
@@ -187,9 +193,10 @@ function noticed({ items, left, not_read: bad }) {
   find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
   const changed = known !== null && items !== undefined && items !== known;
   known = items ?? known;
-  if (!changed) return;
-  offer();
-  if (grid.hits.length <= REFRESHED && !document.querySelector("dialog[open]")) search({ keep: true });
+  if (changed) offer();
+  stale ||= changed;
+  const busy = find("results").getAttribute("aria-busy") === "true" || document.querySelector("dialog[open]"); // then the next time
+  if (stale && !busy && grid.hits.length <= REFRESHED) search({ keep: true });
 }
 
 /** What there is to choose from. */
