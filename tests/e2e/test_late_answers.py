@@ -80,6 +80,35 @@ def test_the_next_picture_is_shown_when_its_page_comes_however_often_it_was_aske
     assert "view=" in page.url
 
 
+def test_a_slow_upload_does_not_replace_what_was_searched_for_meanwhile(open_page, gallery):
+    page = open_page()
+    held = hold(page, "**/search/image?*")
+    with page.expect_request("**/search/image?*"):
+        give(page, (gallery.root / gallery.ids[20]).read_bytes(), "drop")
+    search(page, gallery.captions[0])
+    wait_first(page, gallery.key(0))
+    with page.expect_response("**/search/image?*"):
+        let_go(page, held)
+    page.wait_for_timeout(300)
+    wait_first(page, gallery.key(0))
+    assert "upload" not in page.url
+
+
+def test_of_two_uploads_the_last_one_counts(open_page, gallery):
+    page = open_page()
+    held = hold(page, "**/search/image?*")
+    give(page, (gallery.root / gallery.ids[20]).read_bytes(), "drop")
+    arrived(page, held)
+    first = held.pop()
+    give(page, (gallery.root / gallery.ids[21]).read_bytes(), "drop")
+    let_go(page, held)
+    wait_first(page, gallery.key(21))
+    with page.expect_response("**/search/image?*"):
+        first.continue_()
+    page.wait_for_timeout(300)
+    wait_first(page, gallery.key(21))
+
+
 def test_who_is_among_the_pictures_stays_there_when_new_ones_come(open_page, gallery):
     page = open_page()
     page.keyboard.press("/")

@@ -321,11 +321,15 @@ async function removeFromAlbum(items) {
 const note = () => history.replaceState({ ...history.state, count: grid.hits.length, top: scrollY }, "");
 
 async function takePicture(file) {
+  const [before, number] = [state, ++uploads];
+  const left = () => number !== uploads || ["q", "like", "upload", "slot"].some((name) => state[name] !== before[name]);
   try {
     find("results").setAttribute("aria-busy", "true");
     const answer = await api.searchByImage(file, state, 1);
+    if (left()) return;
     go(newQuery(state, { upload: answer.upload }));
   } catch (error) {
+    if (left()) return;
     find("results").setAttribute("aria-busy", "false");
     failed(error);
   }
