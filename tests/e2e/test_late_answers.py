@@ -109,6 +109,16 @@ def test_of_two_uploads_the_last_one_counts(open_page, gallery):
     wait_first(page, gallery.key(21))
 
 
+def test_a_message_goes_when_the_query_is_again_what_is_shown(open_page, gallery):
+    page = open_page()
+    search(page, '"')
+    expect(page.locator("#notice")).to_be_visible()
+    search(page, "")
+    expect(page.locator("#notice")).to_be_hidden()
+    wait_first(page, gallery.key(MANY - 1))
+    open_page.said.clear()  # the browser's own line about the 422
+
+
 def test_who_is_among_the_pictures_stays_there_when_new_ones_come(open_page, gallery):
     page = open_page()
     page.keyboard.press("/")

@@ -107,6 +107,10 @@ function update({ restore = null } = {}) {
   chips();
   document.title = state.q.trim() ? `${state.q.trim()} – MaxMatch` : "MaxMatch";
   if (!asked || !sameResults(asked, state)) search({ restore });
+  else if (refusal) {
+    refusal = false;
+    connection.dismiss();
+  }
   if (state.view) view();
   else hideView();
 }
@@ -147,7 +151,10 @@ async function search({ restore = null, keep = false } = {}) {
     if (state.view) view();
     fillUp();
   } catch (error) {
-    if (!signal.aborted) asked = shown;
+    if (!signal.aborted) {
+      asked = shown;
+      refusal = error instanceof api.Refused;
+    }
     failed(error);
   } finally {
     if (!signal.aborted) find("results").setAttribute("aria-busy", "false");
