@@ -220,3 +220,17 @@ def test_a_picture_that_was_opened_while_the_server_was_away_is_shown_when_it_is
     expect(dialog.locator(".photo img")).to_have_js_property("naturalWidth", 64)
     expect(dialog.locator(".photo")).not_to_have_class(re.compile("broken"))
     open_page.said.clear()  # the browser's own lines about the requests that failed
+
+
+CUT = """async (name) => {
+    const error = name === "TypeError" ? new TypeError("network error") : new DOMException("", name);
+    window.fetch = async () => ({ ok: true, status: 200, json: () => Promise.reject(error) });
+    const { health } = await import("/static/api.js");
+    return await health().then(() => "answered", (error) => `${error.constructor.name} ${error.name}`);
+}"""
+
+
+def test_an_answer_that_is_cut_off_is_a_lost_connection_and_one_that_is_given_up_is_none(open_page):
+    page = open_page()
+    assert page.evaluate(CUT, "TypeError").startswith("Gone")
+    assert page.evaluate(CUT, "AbortError") == "DOMException AbortError"
