@@ -234,3 +234,35 @@ def test_an_answer_that_is_cut_off_is_a_lost_connection_and_one_that_is_given_up
     page = open_page()
     assert page.evaluate(CUT, "TypeError").startswith("Gone")
     assert page.evaluate(CUT, "AbortError") == "DOMException AbortError"
+
+
+def test_escape_leaves_the_zoom_and_then_the_picture_whatever_came_before(open_page, gallery):
+    page = open_page(f"/?view={gallery.key(30)}")
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".photo img")).to_have_js_property("naturalWidth", 96)
+    for _ in range(3):
+        page.mouse.move(400, 400)
+        page.mouse.wheel(0, -600)
+        page.keyboard.press("Escape")
+        page.wait_for_timeout(100)
+        assert dialog.is_visible() == ("view=" in page.url)
+
+
+def test_escape_pressed_twice_does_not_leave_the_search(open_page, gallery):
+    page = open_page()
+    search(page, gallery.captions[0])
+    wait_first(page, gallery.key(0))
+    tiles(page).first.click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.evaluate("() => { const close = document.querySelector('.viewer .close'); close.click(); close.click(); }")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.wait_for_timeout(300)
+    wait_first(page, gallery.key(0))
+    assert "q=a+dog" in page.url
+
+
+def test_ctrl_click_on_the_name_of_the_page_leaves_the_search_where_it_is(open_page):
+    page = open_page("/?q=a+dog")
+    page.locator("#home").click(modifiers=["ControlOrMeta"])
+    page.wait_for_timeout(200)
+    assert "q=a+dog" in page.url

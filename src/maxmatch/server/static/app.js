@@ -61,7 +61,12 @@ const connection = new Connection(find("notice"), () => {
 const browse = new Browse(find("browse"), (change) => go(change(state)), failed);
 const filters = new Filters((change) => go(change(state)));
 const viewer = new Viewer(find("viewer"), {
-  close: () => (history.state?.opened ? history.back() : go({ ...state, view: "", why: false })),
+  close: () => {
+    if (leaving) return;
+    leaving = history.state?.opened === true;
+    if (leaving) history.back();
+    else go({ ...state, view: "", why: false });
+  },
   view: (key) => go({ ...state, view: key }, { replace: true }),
   tab: (why) => go({ ...state, why }, { replace: true }),
   similar: (key) => go(newQuery(state, { like: key })),
@@ -369,6 +374,7 @@ find("search").addEventListener("submit", (event) => {
   else grid.focus(0);
 });
 find("home").addEventListener("click", (event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   go(read(""));
   input.focus();
@@ -382,6 +388,7 @@ addEventListener("keydown", (event) => {
   }
 });
 addEventListener("popstate", (event) => {
+  leaving = false;
   typed.cancel();
   typing = false;
   state = read(location.search);

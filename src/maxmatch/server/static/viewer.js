@@ -21,7 +21,7 @@ export class Viewer {
     Object.assign(this, { dialog, actions, shown: null, known: null });
     dialog.addEventListener("cancel", (event) => {
       event.preventDefault();
-      if (this.zoom.scale > 1) this.zoom.reset();
+      if (this.zoom.scale > 1 && event.cancelable) this.zoom.reset(); // else it closes whatever is done here
       else actions.close();
     });
     dialog.addEventListener("keydown", (event) => this.pressed(event));
