@@ -225,6 +225,24 @@ def test_photos_appear_and_go_while_the_page_is_open(open_page, index):
     expect(page.locator("#unread")).to_be_hidden()
 
 
+def test_too_many_for_one_download_or_album_is_said_in_words(open_page):
+    page = open_page()
+    page.keyboard.press("/")
+    page.keyboard.press("ArrowDown")
+    for _ in range(60):
+        page.keyboard.press("End")
+        page.wait_for_timeout(50)
+        if page.evaluate("document.activeElement.closest('li')?.dataset.place") == str(COUNT - 1):
+            break
+    page.keyboard.press("Control+a")
+    bar = page.get_by_role("region", name="Selected pictures")
+    expect(bar).to_contain_text(f"{COUNT:,} pictures selected")
+    bar.get_by_role("button", name="Download").click()
+    expect(page.locator(".toast")).to_contain_text("One download has at most 500 pictures.")
+    bar.get_by_role("button", name="Add to album").click()
+    expect(page.locator(".toast")).to_contain_text("At most 1,000 pictures can be added at once.")
+
+
 def test_no_photos_are_left_out_when_pages_and_a_refresh_cross(open_page):
     """What is shown is asked for again, as photos came, while who scrolls on asks for the next pages."""
     page, held = open_page(), []
@@ -269,7 +287,8 @@ def test_no_photos_are_left_out_when_pages_and_a_refresh_cross(open_page):
     for _ in range(12):
         page.wait_for_timeout(60)
         seen |= page.evaluate(
-            "Object.fromEntries([...document.querySelectorAll('#results li.tile')].map((tile) => [tile.dataset.place, tile.dataset.key]))"
+            "Object.fromEntries([...document.querySelectorAll('#results li.tile')]"
+            ".map((tile) => [tile.dataset.place, tile.dataset.key]))"
         )
         page.evaluate("scrollBy(0, innerHeight)")
     assert len(seen) > 150

@@ -5,6 +5,7 @@ import { el, icon } from "./dom.js";
 import { toast } from "./toast.js";
 import { pictures } from "./words.js";
 
+const MOST = 1000; // pictures that the server puts into an album at once
 const CROSS = "M5 5l10 10M15 5 5 15";
 
 export class Shelf {
@@ -126,6 +127,7 @@ export class Shelf {
 
   /** Choose an album for pictures, or make one. done(): they are in it. */
   async choose(items, done) {
+    if (items.length > MOST) return toast(`At most ${pictures(MOST)} can be added at once. Select fewer.`);
     const known = await this.ask(() => api.albums());
     if (!known) return;
     const keys = items.map((item) => item.key);
