@@ -109,6 +109,23 @@ def test_of_two_uploads_the_last_one_counts(open_page, gallery):
     wait_first(page, gallery.key(21))
 
 
+def test_enter_pressed_twice_makes_one_album_and_no_complaint(open_page):
+    page, held = open_page(), []
+    page.route("**/api/v1/albums", lambda one: held.append(one) if one.request.method == "POST" else one.continue_())
+    for key in ("/", "ArrowDown", "x"):
+        page.keyboard.press(key)
+    page.get_by_role("button", name="Add to album").click()
+    page.get_by_label("A new album").fill("Once")
+    page.keyboard.press("Enter")
+    arrived(page, held)
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    let_go(page, held)
+    expect(page.get_by_text("1 picture added to “Once”.")).to_be_visible()
+    page.wait_for_timeout(200)
+    expect(page.locator("#notice")).to_be_hidden()
+
+
 def test_a_message_goes_when_the_query_is_again_what_is_shown(open_page, gallery):
     page = open_page()
     search(page, '"')

@@ -153,10 +153,13 @@ export class Shelf {
 
   form(label, value, press, act) {
     const input = el("input", { type: "text", maxlength: "200", required: true, value, "aria-label": label, placeholder: label });
+    let waits = false; // for the answer: Enter pressed twice asks once
     return el("form", {
       class: "naming", onsubmit: (event) => {
         event.preventDefault();
-        if (input.value.trim()) act(input.value.trim());
+        if (waits || !input.value.trim()) return;
+        waits = true;
+        act(input.value.trim()).finally(() => (waits = false));
       },
     }, input, el("button", { type: "submit", class: "solid" }, press));
   }
