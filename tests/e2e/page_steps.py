@@ -38,3 +38,28 @@ def give(page, content, how, kind="image/png"):
         }""",
         [list(content), how, kind],
     )
+
+
+def hold(page, pattern):
+    """Answers to these requests wait until they are let go."""
+    held = []
+    page.route(pattern, lambda route: held.append(route))
+    return held
+
+
+def arrived(page, held):
+    for _ in range(250):
+        if held:
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError("none of these requests was made")
+
+
+def let_go(page, held):
+    arrived(page, held)
+    for route in held:
+        try:
+            route.continue_()
+        except Exception:  # the page has given it up
+            continue
+    held.clear()

@@ -223,3 +223,73 @@ def test_photos_appear_and_go_while_the_page_is_open(open_page, index):
     expect(status).to_contain_text(f"{COUNT:,} pictures", timeout=20_000)
     expect(page.locator("#reading")).to_be_hidden()
     expect(page.locator("#unread")).to_be_hidden()
+
+
+def test_too_many_for_one_download_or_album_is_said_in_words(open_page):
+    page = open_page()
+    page.keyboard.press("/")
+    page.keyboard.press("ArrowDown")
+    for _ in range(60):
+        page.keyboard.press("End")
+        page.wait_for_timeout(50)
+        if page.evaluate("document.activeElement.closest('li')?.dataset.place") == str(COUNT - 1):
+            break
+    page.keyboard.press("Control+a")
+    bar = page.get_by_role("region", name="Selected pictures")
+    expect(bar).to_contain_text(f"{COUNT:,} pictures selected")
+    bar.get_by_role("button", name="Download").click()
+    expect(page.locator(".toast")).to_contain_text("One download has at most 500 pictures.")
+    bar.get_by_role("button", name="Add to album").click()
+    expect(page.locator(".toast")).to_contain_text("At most 1,000 pictures can be added at once.")
+
+
+def test_no_photos_are_left_out_when_pages_and_a_refresh_cross(open_page):
+    """What is shown is asked for again, as photos came, while who scrolls on asks for the next pages."""
+    page, held = open_page(), []
+    body = {"status": "ok", "items": COUNT, "left": 0, "version": "x"}
+    page.route("**/health", lambda route: route.fulfill(json=body))
+    page.evaluate("dispatchEvent(new Event('online'))")
+    page.wait_for_load_state("networkidle")
+    page.route("**/search?*", lambda route: held.append(route))
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    while not held:
+        page.wait_for_timeout(20)
+    page.unroute("**/health")
+    page.route("**/health", lambda route: route.fulfill(json={**body, "items": COUNT + 1}))
+    page.evaluate("dispatchEvent(new Event('online'))")
+    while not any("offset=0&" in route.request.url for route in held):
+        page.wait_for_timeout(20)
+    # The next page was given up with the search before; another is asked for, and the one after that.
+    [refresh] = [route for route in held if "offset=0&" in route.request.url]
+    held.remove(refresh)
+    last = ""
+    for _ in range(2):
+        for _ in range(100):
+            waiting = [route for route in held if route.request.url != last and "offset=0&" not in route.request.url]
+            if waiting:
+                break
+            page.evaluate("scrollBy(0, -1)")
+            page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+            page.wait_for_timeout(20)
+        if last:
+            break
+        last = waiting[-1].request.url
+        held.clear()
+        waiting[-1].continue_()
+    refresh.continue_()
+    page.wait_for_timeout(300)
+    for route in held:
+        route.continue_()
+    page.unroute("**/search?*")
+    page.wait_for_timeout(500)
+    seen = {}
+    page.evaluate("scrollTo(0, 0)")
+    for _ in range(12):
+        page.wait_for_timeout(60)
+        seen |= page.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('#results li.tile')]"
+            ".map((tile) => [tile.dataset.place, tile.dataset.key]))"
+        )
+        page.evaluate("scrollBy(0, innerHeight)")
+    assert len(seen) > 150
+    assert seen == {place: key_of(name_of(COUNT - 1 - int(place))) for place in seen}

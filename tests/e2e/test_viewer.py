@@ -237,6 +237,7 @@ def test_albums_and_searches_are_kept(open_page, gallery, more):
     page.get_by_label("Save this search as").fill(f"Dogs for {name}")
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("button", name=f"Dogs for {name}", exact=True)).to_be_visible()
+    expect(dialog.get_by_text("Saved.")).to_have_css("color", "rgb(242, 243, 241)")  # light, on dark
     dialog.get_by_role("button", name=re.compile(f"^{name} ?3 pictures")).click()
     expect(page.get_by_role("status")).to_have_text("3 pictures, newest first")
     expect(page.locator(".chip")).to_contain_text(name)

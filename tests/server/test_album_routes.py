@@ -57,7 +57,7 @@ def test_an_empty_album_shows_nothing_and_unknown_photos_are_refused(asked, gall
     assert names(asked, album=album) == names(asked, album=album, q="a dog") == []
     assert asked.post(ALBUMS, json={"name": "x", "keys": ["0" * 32]}).status_code == 404
     assert asked.post(ALBUMS, json={"name": "empty"}).status_code == 409
-    for name in ("", "  ", "a\nb", "x" * 201):
+    for name in ("", "  ", "a\nb", "a\x07b", "\x07", "x" * 201):
         assert asked.post(ALBUMS, json={"name": name}).status_code == 422
     for method, path in (("patch", album[::-1]), ("delete", album[::-1])):
         body = {"json": {"name": "x"}} if method == "patch" else {}

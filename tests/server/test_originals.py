@@ -36,6 +36,11 @@ def test_an_original_is_the_file_to_the_byte(client, gallery):
     assert "scene 05.png" in unquote(saved.headers["content-disposition"])
     part = client.get(f"{ITEMS}/{gallery.key(5)}/original", headers={"range": "bytes=0-7"})
     assert (part.status_code, part.content) == (206, path.read_bytes()[:8])
+    for wanted, status in (("bytes=99999999-", 416), ("bytes=abc", 400), ("pages=1", 400)):
+        refused = client.get(f"{ITEMS}/{gallery.key(5)}/original", headers={"range": wanted})
+        assert (refused.status_code, "Range" in refused.json()["error"]["message"]) == (status, True), wanted
+        if status == 416:
+            assert refused.headers["content-range"] == f"bytes */{path.stat().st_size}"
     assert client.get(f"{ITEMS}/{'0' * 32}/original").status_code == 404
 
 

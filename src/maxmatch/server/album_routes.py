@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from starlette.responses import FileResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 
 from maxmatch.search.filters import Among, Condition
 from maxmatch.search.photos import facts
@@ -37,6 +37,7 @@ from maxmatch.server.gallery import Gallery
 from maxmatch.server.originals import (
     SHOWN_TYPES,
     Downloads,
+    Original,
     details_of,
     file_manager,
     is_local,
@@ -173,7 +174,7 @@ def original_routes(gallery: Gallery, item_of: Callable[[str], ItemFacts]) -> AP
         can_reveal = is_local(request) and bool(file_manager(path))
         return await asyncio.to_thread(details_of, path, can_reveal)
 
-    @router.get("/items/{key}/original", response_class=Response, responses={**_FILE, **documented(404, 416, 422)})
+    @router.get("/items/{key}/original", response_class=Response, responses={**_FILE, **documented(400, 404, 416, 422)})
     async def original(
         key: KeyPath,
         download: Annotated[bool, Query(description="To be saved rather than shown.")] = False,
@@ -183,7 +184,7 @@ def original_routes(gallery: Gallery, item_of: Callable[[str], ItemFacts]) -> AP
         path = await asyncio.to_thread(file_of, found)
         kind = shown_type(path)
         disposition = "attachment" if download or kind is None else "inline"
-        return FileResponse(
+        return Original(
             path,
             media_type=kind or "application/octet-stream",
             filename=found.name.encode("utf-8", "replace").decode(),

@@ -255,7 +255,8 @@ class DownloadOut(BaseModel):
     bytes: int
 
 
-_Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$")]
+_PLAIN = r"[^\x00-\x1f\x7f]*"
+_Name = Annotated[str, Field(min_length=1, max_length=200, pattern=rf"^{_PLAIN}[^\s\x00-\x1f\x7f]{_PLAIN}$")]
 Keys = Annotated[list[ItemKey], Field(max_length=1000)]
 
 

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastapi import Request
+from fastapi.responses import FileResponse, JSONResponse
 from PIL import Image
+from starlette.types import Message, Receive, Scope, Send
 
 from maxmatch.model.images import MAX_PIXELS
 from maxmatch.model.picture_files import SUFFIXES, opened
 from maxmatch.search.photos.facts import camera_of, place_of_photo, text_of
-from maxmatch.server.api_schema import DetailsOut, Refusal, not_found
+from maxmatch.server.api_schema import DetailsOut, Refusal, error_body, not_found
 from maxmatch.server.security import LOOPBACK_NAMES, host_name, is_loopback
 
 MOST_ZIPPED_BYTES = 4 * 10**9
@@ -63,6 +65,31 @@ def shown_type(path: Path) -> str | None:
 
 def _missing() -> Refusal:
     return not_found("The file of this picture is missing or cannot be read.")
+
+
+class Original(FileResponse):
+    """A file, or the parts of it that are asked for; parts that it does not have are refused as JSON, like all else."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        refused: Message | None = None
+
+        async def checked(message: Message) -> None:
+            nonlocal refused
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                refused = message
+            if refused is None:
+                await send(message)
+
+        await super().__call__(scope, receive, checked)
+        if refused is None:
+            return
+        if refused["status"] == 416:
+            body = error_body("out_of_range", "Range: the file ends before these bytes.")
+            headers = {name.decode(): value.decode() for name, value in refused["headers"] if name == b"content-range"}
+        else:
+            body, headers = error_body("bad_request", "Range: expected bytes of the file, as bytes=0-99."), {}
+        await JSONResponse(body, refused["status"], headers)(scope, receive, send)
 
 
 def details_of(path: Path, can_reveal: bool) -> DetailsOut:

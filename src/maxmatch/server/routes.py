@@ -267,7 +267,7 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     """
     started = time.perf_counter()
     if paging.start and paging.end and paging.start > paging.end:
-        raise Refusal(409, "conflict", "from: expected a day not after `to`.")
+        raise Refusal(409, "conflict", "The first day (from) is after the last one (to).")
     where = service.gallery.condition(
         paging.folder, paging.start, paging.end, paging.orientation, paging.camera, paging.place
     )

@@ -22,7 +22,11 @@ async function ask(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new Gone(error.message);
   }
-  const body = await answer.json().catch(() => null);
+  const body = await answer.json().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    if (!(error instanceof SyntaxError)) throw new Gone(error.message); // cut off
+    return null;
+  });
   if (answer.ok && body !== null) return body;
   if (answer.status === 503 && body?.error?.code !== "replaced") throw new Gone("busy");
   throw new Refused(answer.status, body?.error?.message ?? `The server answered ${answer.status}.`);

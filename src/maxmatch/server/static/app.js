@@ -27,7 +27,12 @@ let asked = null; // what is shown, or will be when its answer has come
 let more = false;
 let total = 0;
 let asking = null;
-let paging = false;
+let paging = null; // while the next page is asked for
+let resume = null; // where to scroll to when what is asked for has come
+let uploads = 0;
+let stale = false; // pictures came or went since it was asked for
+let refusal = false; // the notice is about what was searched for last
+let leaving = false;
 let typing = false;
 const input = find("q");
 
@@ -48,13 +53,20 @@ const grid = new Grid(find("results"), {
 selection.watch(grid);
 const connection = new Connection(find("notice"), () => {
   grid.retry();
+  viewer.retry();
+  offer();
   search({ keep: true });
   if (state.view) view();
 }, noticed);
 const browse = new Browse(find("browse"), (change) => go(change(state)), failed);
 const filters = new Filters((change) => go(change(state)));
 const viewer = new Viewer(find("viewer"), {
-  close: () => (history.state?.opened ? history.back() : go({ ...state, view: "", why: false })),
+  close: () => {
+    if (leaving) return;
+    leaving = history.state?.opened === true;
+    if (leaving) history.back();
+    else go({ ...state, view: "", why: false });
+  },
   view: (key) => go({ ...state, view: key }, { replace: true }),
   tab: (why) => go({ ...state, why }, { replace: true }),
   similar: (key) => go(newQuery(state, { like: key })),
@@ -100,11 +112,20 @@ function update({ restore = null } = {}) {
   chips();
   document.title = state.q.trim() ? `${state.q.trim()} – MaxMatch` : "MaxMatch";
   if (!asked || !sameResults(asked, state)) search({ restore });
+  else if (refusal) {
+    refusal = false;
+    connection.dismiss();
+  }
   if (state.view) view();
   else hideView();
 }
 
+/** keep: what is shown is asked for again, and stays where it is. */
 async function search({ restore = null, keep = false } = {}) {
+  const other = !shown || !sameResults(shown, state); // something else is on the page yet
+  if (!keep) resume = restore;
+  else if (other) [restore, keep] = [resume, false];
+  stale = false;
   asking?.abort();
   asking = new AbortController();
   const { signal } = asking;
@@ -121,19 +142,24 @@ async function search({ restore = null, keep = false } = {}) {
     } while (answer.more && answer.hits.length && hits.length < count);
     if (signal.aborted) return;
     const top = scrollY;
-    shown = wanted;
+    shown = { ...wanted }; // of this answer alone, which pages after it belong to
+    resume = null;
+    refusal = false;
     more = answer.more;
     total = answer.total;
     connection.dismiss();
     const titles = isSearch(wanted) ? null : (hit) => (hit.item.date ? monthName(hit.item.date.slice(0, 7)) : "Without a date");
-    grid.show(hits, !more, { titles, total });
+    grid.show(hits, !more, { titles, total, keep });
     if (!keep) scrollTo(0, restore?.top ?? 0);
     else scrollTo(0, top);
     say(answer);
     if (state.view) view();
     fillUp();
   } catch (error) {
-    if (!signal.aborted) asked = shown;
+    if (!signal.aborted) {
+      asked = shown;
+      refusal = error instanceof api.Refused;
+    }
     failed(error);
   } finally {
     if (!signal.aborted) find("results").setAttribute("aria-busy", "false");
@@ -141,10 +167,14 @@ async function search({ restore = null, keep = false } = {}) {
 }
 
 /** The next page, when its place comes into sight. */
-async function pageOn() {
-  if (!more || paging || !shown) return;
-  paging = true;
+function pageOn() {
+  if (!paging && more && shown) paging = askOn().finally(() => (paging = null));
+  return paging ?? Promise.resolve();
+}
+
+async function askOn() {
   const [wanted, signal] = [shown, asking.signal];
+  let refused = false;
   try {
     const answer = await api.search(wanted, grid.hits.length, grid.hits.length < LONGEST ? PAGE : LONGEST, signal);
     if (signal.aborted || wanted !== shown) return;
@@ -153,11 +183,11 @@ async function pageOn() {
     say(answer);
     note();
   } catch (error) {
+    refused = error.name !== "AbortError";
     failed(error);
   } finally {
-    paging = false;
+    if (!refused) setTimeout(fillUp); // when this one counts as done
   }
-  if (!connection.away) fillUp();
 }
 
 const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEAR && pageOn();
@@ -175,9 +205,10 @@ function noticed({ items, left, not_read: bad }) {
   find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
   const changed = known !== null && items !== undefined && items !== known;
   known = items ?? known;
-  if (!changed) return;
-  offer();
-  if (grid.hits.length <= REFRESHED && !document.querySelector("dialog[open]")) search({ keep: true });
+  if (changed) offer();
+  stale ||= changed;
+  const busy = find("results").getAttribute("aria-busy") === "true" || document.querySelector("dialog[open]"); // then the next time
+  if (stale && !busy && grid.hits.length <= REFRESHED) search({ keep: true });
 }
 
 /** What there is to choose from. */
@@ -259,7 +290,7 @@ async function view() {
       if (place < 0) return null;
       const next = grid.hits[place + by];
       if (next) return () => to(next.item.key);
-      return by > 0 && more ? () => pageOn().then(() => grid.hits[place + 1] && to(grid.hits[place + 1].item.key)) : null;
+      return by > 0 && more ? () => pageOn().then(() => state.view === wanted && grid.hits[place + 1] && to(grid.hits[place + 1].item.key)) : null;
     };
     viewer.show(item, state, {
       score: hit?.score ?? null, duplicates: hit?.duplicates ?? [], steps: [step(-1), step(1)], place: place < 0 ? "" : `${number(place + 1)} of ${number(Math.max(total, place + 1))}`,
@@ -302,11 +333,15 @@ async function removeFromAlbum(items) {
 const note = () => history.replaceState({ ...history.state, count: grid.hits.length, top: scrollY }, "");
 
 async function takePicture(file) {
+  const [before, number] = [state, ++uploads];
+  const left = () => number !== uploads || ["q", "like", "upload", "slot"].some((name) => state[name] !== before[name]);
   try {
     find("results").setAttribute("aria-busy", "true");
     const answer = await api.searchByImage(file, state, 1);
+    if (left()) return;
     go(newQuery(state, { upload: answer.upload }));
   } catch (error) {
+    if (left()) return;
     find("results").setAttribute("aria-busy", "false");
     failed(error);
   }
@@ -339,6 +374,7 @@ find("search").addEventListener("submit", (event) => {
   else grid.focus(0);
 });
 find("home").addEventListener("click", (event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   go(read(""));
   input.focus();
@@ -352,6 +388,7 @@ addEventListener("keydown", (event) => {
   }
 });
 addEventListener("popstate", (event) => {
+  leaving = false;
   typed.cancel();
   typing = false;
   state = read(location.search);

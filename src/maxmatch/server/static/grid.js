@@ -38,13 +38,19 @@ export class Grid {
     return this.laid.boxes;
   }
 
-  /** titles(hit): the heading that a picture belongs under, or null without headings. total: how many there are in all. */
-  show(hits, last, { titles = null, total = -1 } = {}) {
+  /**
+   * titles(hit): the heading that a picture belongs under, or null without headings. total: how many there are in all.
+   * keep: the keyboard stays at the picture where it is.
+   */
+  show(hits, last, { titles = null, total = -1, keep = false } = {}) {
     const had = this.list.contains(document.activeElement);
-    Object.assign(this, { hits: [], ratios: [], titles, total, active: 0 });
+    const key = keep ? this.hits[this.active]?.item.key : null;
+    const place = key ? hits.findIndex((hit) => hit.item.key === key) : 0;
+    const active = place >= 0 ? place : Math.max(0, Math.min(this.active, hits.length - 1)); // or at the one after it, if it is gone
+    Object.assign(this, { hits: [], ratios: [], titles, total, active });
     this.clear();
     this.append(hits, last);
-    if (had) this.focus(0);
+    if (had) this.focus(active);
   }
 
   append(hits, last) {

@@ -5,6 +5,7 @@ import { el, icon } from "./dom.js";
 import { copy, toast } from "./toast.js";
 import { pictures } from "./words.js";
 
+const MOST_ZIPPED = 500; // that the server puts into one file
 const TICK = "m4.5 10.5 4 4 7-8";
 
 export class Selection {
@@ -109,6 +110,7 @@ export class Selection {
   }
 
   async download(items) {
+    if (items.length > MOST_ZIPPED) return toast(`One download has at most ${pictures(MOST_ZIPPED)}. Select fewer.`);
     try {
       const one = items.length === 1;
       const href = one ? api.download(items[0].key) : api.zip((await api.prepareZip(items.map((item) => item.key))).key);

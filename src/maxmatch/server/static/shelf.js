@@ -5,6 +5,7 @@ import { el, icon } from "./dom.js";
 import { toast } from "./toast.js";
 import { pictures } from "./words.js";
 
+const MOST = 1000; // pictures that the server puts into an album at once
 const CROSS = "M5 5l10 10M15 5 5 15";
 
 export class Shelf {
@@ -126,6 +127,7 @@ export class Shelf {
 
   /** Choose an album for pictures, or make one. done(): they are in it. */
   async choose(items, done) {
+    if (items.length > MOST) return toast(`At most ${pictures(MOST)} can be added at once. Select fewer.`);
     const known = await this.ask(() => api.albums());
     if (!known) return;
     const keys = items.map((item) => item.key);
@@ -151,10 +153,13 @@ export class Shelf {
 
   form(label, value, press, act) {
     const input = el("input", { type: "text", maxlength: "200", required: true, value, "aria-label": label, placeholder: label });
+    let waits = false; // for the answer: Enter pressed twice asks once
     return el("form", {
       class: "naming", onsubmit: (event) => {
         event.preventDefault();
-        if (input.value.trim()) act(input.value.trim());
+        if (waits || !input.value.trim()) return;
+        waits = true;
+        act(input.value.trim()).finally(() => (waits = false));
       },
     }, input, el("button", { type: "submit", class: "solid" }, press));
   }

@@ -21,7 +21,7 @@ export class Viewer {
     Object.assign(this, { dialog, actions, shown: null, known: null });
     dialog.addEventListener("cancel", (event) => {
       event.preventDefault();
-      if (this.zoom.scale > 1) this.zoom.reset();
+      if (this.zoom.scale > 1 && event.cancelable) this.zoom.reset(); // else it closes whatever is done here
       else actions.close();
     });
     dialog.addEventListener("keydown", (event) => this.pressed(event));
@@ -65,7 +65,7 @@ export class Viewer {
   /** Show a picture of the results. steps: to the previous and the next one, or null. */
   show(item, state, { score = null, duplicates = [], steps = [null, null], place = "" } = {}) {
     const other = this.shown?.key !== item.key;
-    Object.assign(this, { shown: item, state, score, steps });
+    Object.assign(this, { shown: item, state, score, steps, duplicates: other ? duplicates : this.duplicates });
     this.dialog.classList.toggle("explains", state.why);
     if (other) this.take(item, duplicates);
     this.count.textContent = place;
@@ -93,6 +93,13 @@ export class Viewer {
     this.why.stop();
     this.shown = null;
     if (this.dialog.open) this.dialog.close();
+  }
+
+  /** Load again what could not be loaded while the server was away. */
+  retry() {
+    if (!this.shown || (this.known && !this.photo.classList.contains("broken"))) return;
+    this.take(this.shown, this.duplicates);
+    this.fit();
   }
 
   take(item, duplicates) {
