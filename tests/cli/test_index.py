@@ -184,6 +184,10 @@ def test_verify_measures_and_gives_an_interval(photos, tmp_path, capsys):
     code, out, err = run(capsys, "index", "verify", photos, "-k", 3, "--queries", tmp_path / "queries.txt")
     assert code == 0, err
     assert "2 searches for the 3 best" in out
+    (tmp_path / "queries.txt").write_bytes(b"a dog\ncaf\xe9\na cat\n")
+    code, out, err = run(capsys, "index", "verify", photos, "-k", 3, "--queries", tmp_path / "queries.txt")
+    assert "2 searches for the 3 best" in out
+    assert "queries.txt:2: not UTF-8" in err
 
 
 def test_search_finds_what_the_model_scores_best_and_needs_no_model_named(photos, heap, model, capsys):

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,29 @@ def test_every_file_is_found_or_named_with_its_cure(messy, capsys):
     for name in ("turned.jpg", "moving.gif", "print.jpg", "small.avif", "phone.heic", "camera.cr2", "film.mp4"):
         assert scores[name] == pytest.approx(scores["plain.jpg"], abs=0.02), name
     assert scores["deep.png"] == pytest.approx(scores["deep.tif"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("encode", "MODEL", "photos", "--out", "sets"),
+        ("index", "build", "photos.index", "--source", "photos", "--model", "MODEL"),
+        ("data", "check", "photos"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_waits_for_a_pipe(command, tmp_path, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    halves().save(tmp_path / "photos" / "a.jpg")
+    os.mkfifo(tmp_path / "photos" / "pipe.jpg")
+    words = [str(model) if word == "MODEL" else word for word in command]
+    # In a process of its own: what waits for a pipe cannot be ended from within.
+    done = subprocess.run(
+        [sys.executable, "-m", "maxmatch", *words], capture_output=True, text=True, timeout=180, check=False
+    )
+    said = done.stdout + done.stderr
+    assert [("not a file" in line) for line in said.splitlines() if "pipe.jpg" in line] == [True], said
 
 
 def test_without_their_packages_files_are_counted_with_the_cure_at_every_search(messy, capsys, monkeypatch):

@@ -112,6 +112,13 @@ def test_fewer_than_one_hit_is_refused(function: Callable[..., object]) -> None:
             function(a, B, k)
 
 
+@pytest.mark.parametrize("function", [top_hits, top_hits_both])
+def test_hits_are_counted_in_whole_numbers(function: Callable[..., object], without_shape_checks: None) -> None:
+    for k in (2.0, 2.5, True, "2"):
+        with pytest.raises(ValueError, match=f"k: expected a whole number, got {k!r}"):
+            function(A, B, k)
+
+
 def test_a_nan_among_thousands_is_named() -> None:
     sets = random_sets(25, 5000, 1, 2)
     sets[4500] = torch.nan

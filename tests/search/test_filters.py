@@ -172,6 +172,20 @@ def test_a_key_that_no_item_has_and_a_value_of_another_type_are_errors(engine, t
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "milvus"])
+def test_keys_are_those_of_all_items_however_they_were_added(engine, tmp_path):
+    with SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine=engine) as index:
+        sets = unit_sets(200)
+        index.add(["first"], sets[:1])
+        index.add([f"{n}" for n in range(198)], sets[1:199], [{"year": n} for n in range(198)])
+        index.add(["last"], sets[199:], [{"größe": [1], "place": None}])
+        with pytest.raises(UsageError, match=r"no item has 'yaer'\. Items have year"):
+            index.search(sets[:1], where="yaer = 1")
+        with pytest.raises(UsageError, match="'größe' is a list"):
+            index.search(sets[:1], where='"größe" = 1')
+        assert index.search(sets[:1], where="place = 'Rome'") == [[]], "a key that is null may be of any kind"
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "milvus"])
 def test_a_key_of_nulls_finds_nothing_and_one_of_lists_is_an_error(engine, tmp_path):
     facts = [{"rating": None, "tags": []}, {"rating": None, "tags": ["a"]}]
     with SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine=engine) as index:

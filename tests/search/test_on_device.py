@@ -105,6 +105,18 @@ def test_what_cannot_be_kept_on_a_device_is_refused(tmp_path, monkeypatch):
         SetIndex.open(folder, device="cuda")
 
 
+def test_no_index_is_left_by_one_that_was_to_be_kept_on_a_device_that_is_not_there(tmp_path):
+    for size, options in (
+        (4, {"device": "attic"}),
+        (4, {"device": "cpu", "device_dtype": "int4"}),
+        (None, {"device": "cpu"}),
+    ):
+        with pytest.raises(ValueError, match="device"):
+            SetIndex.create(tmp_path / "index", dim=8, set_size=size, **options)
+        assert not (tmp_path / "index").exists()
+    SetIndex.create(tmp_path / "index", dim=8, set_size=4, device="cpu").close()
+
+
 def test_items_are_read_again_once_nobody_searches_those_of_before_where_both_do_not_fit(tmp_path, monkeypatch):
     folder = fill(tmp_path / "index", unit_sets(30, 4, 32))
     with SetIndex.open(folder, device="cpu") as index:

@@ -300,3 +300,19 @@ def test_an_index_of_a_model_keeps_the_options_it_was_trained_with(tmp_path):
     assert SetIndex.create(tmp_path / "other", **made, similarity="mil").manifest.similarity_options == {}
     with pytest.raises(ValueError, match="alpha"):
         SetIndex.create(tmp_path / "wrong", 8, 2, similarity="mil", similarity_options={"alpha": 4.0})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"key_from": 5}, "expected index, train_from or keys_from, got 'key_from'"),
+        ({"train_from": "many"}, "train_from: expected a number of items, got 'many'"),
+        ({"train_from": None}, "train_from: expected a number"),
+        ({"keys_from": True}, r"keys_from: expected a number of items \(None: never\), got True"),
+        ({"index": "hnsw"}, "index: expected one of ivf_rq"),
+    ],
+)
+def test_settings_that_there_are_not_are_refused(tmp_path, given, told):
+    with pytest.raises(ValueError, match=f"settings: {told}"):
+        SetIndex.create(tmp_path / "index", dim=8, set_size=2, settings=given)
+    SetIndex.create(tmp_path / "index", dim=8, set_size=2, settings={"keys_from": None, "train_from": 100}).close()

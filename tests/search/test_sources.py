@@ -227,6 +227,7 @@ def test_a_data_set_gives_the_items_of_all_its_splits_or_of_those_asked_for(tmp_
         (lambda path: path / "nowhere", "nowhere: no such file or folder. Check the path"),
         (lambda path: path, "the folder is empty. Check the path, or put pictures there"),
         (lambda path: (path / "a.txt").write_text("") or path / "a.txt", "a.txt: no caption in it"),
+        (lambda path: (path / "a.txt").write_bytes(b"caf\xe9\n") and path / "a.txt", "a.txt:1: not UTF-8"),
         (lambda path: (path / "a.txt").write_text("x") and path, "no pictures in it. Expected files of these formats"),
         (lambda path: (path / "a.csv").write_text("") or path / "a.csv", "a.csv: "),
         (lambda path: (path / "a.parquet").write_text("x") and path / "a.parquet", "not a readable Parquet file"),

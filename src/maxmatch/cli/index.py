@@ -434,10 +434,15 @@ def verify(
     with SetIndex.open(index) as opened:
         sets = None
         if queries is not None:
-            from maxmatch.cli.common import load_for_search, model_of
+            from maxmatch.cli.common import load_for_search, model_of, say
             from maxmatch.search.sources import list_source
 
-            texts = list(list_source(queries, "text").values)[:sample]
+            listed = list_source(queries, "text")
+            for one in listed.left_out[:5]:
+                say(f"left out: {one}")
+            if len(listed.left_out) > 5:
+                say(f"… and {len(listed.left_out) - 5:,} more")
+            texts = list(listed.values)[:sample]
             sets = model_of(opened, index, model, device, load_for_search).encode_texts(texts)
         measured = opened.verify(sets, k, sample=sample, target=target)
     facts = {

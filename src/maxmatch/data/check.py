@@ -290,9 +290,12 @@ def _facts(place: PictureLocation, decode: bool) -> PictureFacts | str | None:
     from PIL import Image
 
     from maxmatch.model.images import ImageError, lacks_avif, load_image, reason
+    from maxmatch.model.picture_files import NotAFileError, refuse_pipe
 
     try:
         value = place.value
+        if not isinstance(value, bytes):
+            refuse_pipe(value)
         data = value if isinstance(value, bytes) else Path(value).read_bytes() if decode else None
         with Image.open(Path(value) if data is None else io.BytesIO(data)) as image:
             kind, (width, height) = image.format or "?", image.size
@@ -307,6 +310,8 @@ def _facts(place: PictureLocation, decode: bool) -> PictureFacts | str | None:
     except ImageError as error:
         what, _, rest = str(error).partition(": ")[2].rstrip(".").rpartition(". ")
         return what or rest
+    except NotAFileError as error:
+        return str(error)
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
         if lacks_avif(value if data is None else data):
             return "AVIF, which this Pillow cannot read (pip install -U 'Pillow>=11.3')"

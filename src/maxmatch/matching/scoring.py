@@ -472,9 +472,10 @@ def top_hits_both(
 
 
 def _checked_k(k: int, available: int) -> int:
-    if k < 1:
-        raise ValueError(f"k: expected at least 1, got {k}.")
-    return min(k, available)
+    whole = isinstance(k, int | np.integer) and not isinstance(k, bool)
+    if not whole or k < 1:
+        raise ValueError(f"k: expected {'at least 1' if whole else 'a whole number'}, got {k!r}.")
+    return min(int(k), available)
 
 
 class _Best:

@@ -216,7 +216,7 @@ def load_image(
     name = describe(source)
     try:
         if isinstance(source, str | Path) and not Path(source).is_file():
-            raise FileNotFoundError(f"{name}: no such file.")
+            raise FileNotFoundError(f"{name}: {'not a file' if Path(source).exists() else 'no such file'}.")
         with _open(source, name, max_pixels) as image:
             if image.width * image.height > max_pixels:
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)

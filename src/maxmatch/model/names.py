@@ -117,7 +117,9 @@ def local_model(name: str | Path) -> Path | None:
     if (folder / "recipe.yaml").is_file():
         best = local_model(folder / "best")
         if best is None:
-            raise CheckpointError(f"{folder}: a run without best/: no epoch is done yet. Wait, or resume the run.")
+            raise CheckpointError(
+                f"{folder}: a run without best/: no epoch has been measured yet. Wait, or resume the run."
+            )
         return best
     if folder.is_dir():
         return folder

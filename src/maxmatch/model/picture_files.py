@@ -5,6 +5,8 @@ install. Nothing is registered with Pillow, so that what it reads does not depen
 """
 
 import io
+import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -76,6 +78,10 @@ class MissingReaderError(ValueError):
         self.cure = f"Run: pip install 'maxmatch[{known.extra}]'"
 
 
+class NotAFileError(ValueError):
+    """A pipe, a socket or a device that is named as a picture."""
+
+
 def is_read(suffix: str) -> bool:
     """Whether files with this suffix can be read here: of a known format, and what reads it is installed."""
     known = FORMATS.get(_FORMAT_OF.get(suffix.lower(), ""))
@@ -106,14 +112,24 @@ def brand_of(source: str | Path | bytes) -> bytes:
     if isinstance(source, bytes):
         head = source[:12]
     else:
+        refuse_pipe(source)
         with open(source, "rb") as file:
             head = file.read(12)
     return head[8:] if head[4:8] == b"ftyp" else b""
 
 
+def refuse_pipe(path: str | Path) -> None:
+    """NotAFileError for what would be waited for: a pipe, a socket or a device."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise NotAFileError("a pipe, socket or device, not a file")
+
+
 @contextmanager
 def opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
     """The picture in a file or its bytes, with EXIF where it has any; not decoded yet, but for a video's frame."""
+    if not isinstance(source, bytes):
+        refuse_pipe(source)
     format = format_of(source)
     if format is not None and find_spec(str(FORMATS[format].package)) is None:
         raise MissingReaderError(format)

@@ -293,12 +293,17 @@ def checked_condition(
             seen.add(of_kind)
         return of_kind in seen
 
-    def known() -> dict[str, bool]:
-        first = next(engine.scan(_SHOWN, vectors=False, metadata=True))
+    def known(asked: str) -> dict[str, bool]:
         keys: dict[str, bool] = {}
-        for text in first.metadata or []:
-            for key, value in json.loads(text).items():
-                keys[key] = keys.get(key, False) or value is not None
+        spelt = {json.dumps(asked, ensure_ascii=ascii_only) for ascii_only in (True, False)}
+        blocks = engine.scan(_SCAN_BLOCK, vectors=False, metadata=True)
+        for place, text in enumerate(text for found in blocks for text in found.metadata or []):
+            if place >= _SHOWN and asked in keys:
+                break
+            if place < _SHOWN or any(one in text for one in spelt):
+                values = json.loads(text)
+                for key in values if place < _SHOWN else values.keys() & {asked}:
+                    keys[key] = keys.get(key, False) or values[key] is not None
         return keys
 
     check_kinds(condition, has_any, known)

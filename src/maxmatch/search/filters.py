@@ -110,12 +110,13 @@ def kind_of(value: object) -> ValueKind | None:
 
 
 def check_kinds(
-    condition: Condition, has_any: Callable[[Condition], bool], known: Callable[[], Mapping[str, bool]]
+    condition: Condition, has_any: Callable[[Condition], bool], known: Callable[[str], Mapping[str, bool]]
 ) -> None:
     """UsageError where no item has a key with a value of the kind that it is compared with. A key that is null
     everywhere may be of any kind.
 
-    has_any: whether any item passes. known: keys that items have, and whether any of them has a value other than null.
+    has_any: whether any item passes. known: keys that items have, among them the given one where any item has it, and
+    whether any of these items has a value other than null.
     """
     for key, kind in dict.fromkeys(_asked(condition)):
         if has_any(_is_of(key, kind)):
@@ -128,7 +129,7 @@ def check_kinds(
         if there:
             cure = "Write a text in single quotes, a number without any, a boolean as true or false."
             raise UsageError(f"where: {key!r} is a {' or '.join(there)}, and is compared with a {kind}. {cure}")
-        keys = known()
+        keys = known(key)
         if key not in keys:
             raise UsageError(f"where: no item has {key!r}. Items have {', '.join(sorted(keys)[:40]) or 'no metadata'}.")
         if keys[key]:

@@ -170,6 +170,8 @@ class SetIndex:
             )
         except ValidationError as error:
             raise ValueError(problems(error)) from error
+        if device is not None:
+            _check_device(device, device_dtype, folder, manifest)  # before there is an index that could not be opened
         empty_folder(folder)
         with writing(folder):
             empty_folder(folder)  # again, now that nobody else can be making one
@@ -669,6 +671,12 @@ def _items_on(device: str, dtype: str | None, folder: Path, engine: Engine, mani
     from maxmatch.search.engines.on_device import ItemsOnDevice
 
     return ItemsOnDevice(folder, engine, manifest, device, dtype)
+
+
+def _check_device(device: str, dtype: str | None, folder: Path, manifest: Manifest) -> None:
+    from maxmatch.search.engines.on_device import checked_place
+
+    checked_place(folder, manifest, device, dtype)
 
 
 def _place(folder: Path, manifest: Manifest) -> Location:

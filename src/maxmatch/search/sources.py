@@ -150,7 +150,8 @@ def list_lines(path: Path) -> Listing:
         elif line is not None:
             texts[str(number)] = line.strip()
     if not texts:
-        raise DataError(Problem(path, "no caption in it", "Expected a text on each line.", fatal=True))
+        first = f" ({str(left_out[0]).rstrip('.')})" if left_out else ""
+        raise DataError(Problem(path, f"no caption in it{first}", "Expected a text on each line.", fatal=True))
     metadata = [{"text": text} for text in texts.values()]
     return Listing(path, LINES, TEXT, list(texts.values()), list(texts), metadata, left_out)
 

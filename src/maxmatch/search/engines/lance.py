@@ -124,6 +124,7 @@ _log = logging.getLogger("maxmatch")
 
 def create(place: Location, trained: bool = True) -> "LanceEngine":
     """An empty table in the folder."""
+    _check_settings(place)
     session, database = _connect(place)
     number = pa.float32() if place.dtype == "float32" else pa.float16()
     vectors = pa.large_list(number) if place.width == 0 else pa.list_(number, place.width)
@@ -187,6 +188,18 @@ def cache_bytes(place: Location) -> int:
     time, and one that is a little larger than its cache is read from the files again and again.
     """
     return max(_CACHE_BYTES, 3 * bytes_on_disk(place.folder / TABLE / "_indices") // 2)
+
+
+def _check_settings(place: Location) -> None:
+    """ValueError where a new index is given a setting that is not one of these, or a value that it cannot have."""
+    names = ("index", "train_from", "keys_from")
+    for name, value in place.settings.items():
+        if name not in names:
+            raise ValueError(f"settings: expected {', '.join(names[:-1])} or {names[-1]}, got {name!r}.")
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if name != "index" and not whole and not (name == "keys_from" and value is None):
+            never = " (None: never)" if name == "keys_from" else ""
+            raise ValueError(f"settings: {name}: expected a number of items{never}, got {value!r}.")
 
 
 def _key_search(place: Location) -> KeySearch | None:

@@ -52,6 +52,18 @@ class _Candidates(NamedTuple):
     ready: torch.cuda.Event | None
 
 
+def checked_place(
+    folder: Path, manifest: Manifest, device: str | torch.device, dtype: str | None
+) -> tuple[torch.device, str]:
+    """Where the items of an index can be kept, and in what precision; ValueError where they cannot."""
+    if manifest.set_size is None:
+        raise ValueError(f"{folder}: device: sets of any size cannot be kept on one. Open it without device.")
+    if dtype is not None and dtype not in STORED:
+        raise ValueError(f"device_dtype: expected one of {', '.join(STORED)}, got {dtype!r}.")
+    chosen = chosen_device(device)
+    return chosen, dtype or (manifest.dtype if chosen.type == "cpu" else "float16")
+
+
 class ItemsOnDevice:
     """The items of an index on a device, read again when they have changed. A GPU has them in float16, unless another
     precision is asked for, and finds the best by it; the CPU in the index's precision.
@@ -60,13 +72,9 @@ class ItemsOnDevice:
     def __init__(
         self, folder: Path, engine: Engine, manifest: Manifest, device: str | torch.device, dtype: str | None = None
     ) -> None:
-        if manifest.set_size is None:
-            raise ValueError(f"{folder}: device: sets of any size cannot be kept on one. Open it without device.")
-        if dtype is not None and dtype not in STORED:
-            raise ValueError(f"device_dtype: expected one of {', '.join(STORED)}, got {dtype!r}.")
+        self.device, self.dtype = checked_place(folder, manifest, device, dtype)
+        assert manifest.set_size is not None
         self.set_size = manifest.set_size
-        self.device = chosen_device(device)
-        self.dtype = dtype or (manifest.dtype if self.device.type == "cpu" else "float16")
         self._folder, self._engine, self._manifest = folder, engine, manifest
         self._busy = threading.Lock()
         self._items: _Items | None = None
