@@ -116,6 +116,7 @@ def test_the_list_ends_where_pictures_stop_to_fit_and_the_rest_is_one_click_away
     search(page, gallery.captions[0])
     wait_first(page, gallery.key(0))
     expect(tiles(page)).to_have_count(1)
+    expect(tiles(page)).to_have_attribute("aria-setsize", "1")
     expect(status).to_have_text(f"1 of {MANY} pictures seems to fit, best first")
     page.get_by_role("button", name=f"Show all {MANY} pictures").click()
     expect(status).to_have_text(f"{MANY} pictures, best first")

@@ -146,7 +146,7 @@ async function search({ restore = null, keep = false } = {}) {
     resume = null;
     refusal = false;
     more = answer.more;
-    total = answer.total;
+    total = more ? answer.total : hits.length; // a search ends where pictures stop fitting
     connection.dismiss();
     const titles = isSearch(wanted) ? null : (hit) => (hit.item.date ? monthName(hit.item.date.slice(0, 7)) : "Without a date");
     grid.show(hits, !more, { titles, total, keep });
@@ -179,6 +179,7 @@ async function askOn() {
     const answer = await api.search(wanted, grid.hits.length, grid.hits.length < LONGEST ? PAGE : LONGEST, signal);
     if (signal.aborted || wanted !== shown) return;
     more = answer.more && answer.hits.length > 0;
+    if (!more) total = grid.total = grid.hits.length + answer.hits.length;
     grid.append(answer.hits, !more);
     say(answer);
     note();
