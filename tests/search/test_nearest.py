@@ -10,7 +10,7 @@ from made_sets import aligned_sets
 
 from maxmatch import SetIndex
 from maxmatch.matching import SIMILARITIES
-from maxmatch.search.engine import proposes
+from maxmatch.search.engine import CandidateOptions, proposes
 from maxmatch.search.filters import condition_of
 from maxmatch.search.rerank import places_of_best
 
@@ -88,7 +88,9 @@ def test_rows_that_change_between_finding_and_naming_are_looked_for_anew(tmp_pat
                 assert writer.engine.table.stats()["fragment_stats"]["num_fragments"] == 1
             return [np.arange(len(each)) for each in vectors]
 
-        found = index.engine.candidates(queries.reshape(3, -1).numpy(), COUNT, None, 16.0, meanwhile)
+        found = index.engine.candidates(
+            queries.reshape(3, -1).numpy(), COUNT, None, CandidateOptions(16.0, choose=meanwhile)
+        )
         for name, each in zip(best, found, strict=True):
             assert len(set(each.ids)) == len(each.ids) == len(writer)
             assert (name in each.ids) == (change != "removed")
@@ -103,7 +105,7 @@ def test_nothing_is_found_where_nothing_passes_or_nothing_is_wanted(unchanged, c
     flat = queries.reshape(count, -1).numpy()
     wanted = partial(places_of_best, queries.numpy(), k=5, similarity=SIMILARITIES["maxmatch"])
     for where, choose in (("n > 1000", wanted), (None, lambda vectors: [np.arange(0) for _ in vectors])):
-        nothing = unchanged.engine.candidates(flat, 10, condition_of(where), 1.0, choose)
+        nothing = unchanged.engine.candidates(flat, 10, condition_of(where), CandidateOptions(choose=choose))
         assert [each.ids for each in nothing] == [[]] * count
 
 
@@ -113,7 +115,7 @@ def test_what_goes_wrong_while_scoring_is_not_taken_for_damage(unchanged):
 
     query = aligned_sets(COUNT, 1)[1].reshape(1, -1).numpy()
     with pytest.raises(RuntimeError, match="can't allocate") as raised:
-        unchanged.engine.candidates(query, 10, None, 1.0, out_of_memory)
+        unchanged.engine.candidates(query, 10, None, CandidateOptions(choose=out_of_memory))
     assert type(raised.value) is RuntimeError
 
 

@@ -14,6 +14,7 @@ from made_data import environment
 from made_sets import aligned_sets, unit_sets
 
 from maxmatch import SetIndex
+from maxmatch.search.engine import CandidateOptions
 from maxmatch.search.engines import key_search, numba_keys
 from maxmatch.search.engines.lance_search import Nearest
 from maxmatch.search.engines.short_keys import read_keys, trained, write_keys
@@ -162,9 +163,10 @@ def test_so_it_is_in_every_kind_of_index(tmp_path, data, options, request):
 
 def test_few_more_than_are_wanted_are_read(index, data, by_keys_alone):
     flat = data[1].reshape(len(data[1]), -1).numpy()
-    assert [len(each.ids) for each in index.engine.candidates(flat, 100, wanted=10)] == [25] * len(flat)
-    assert [len(each.ids) for each in index.engine.candidates(flat, 300, wanted=10)] == [50] * len(flat)
-    assert [len(each.ids) for each in index.engine.candidates(flat, 12, wanted=10)] == [12] * len(flat)
+    ten = CandidateOptions(wanted=10)
+    assert [len(each.ids) for each in index.engine.candidates(flat, 100, options=ten)] == [25] * len(flat)
+    assert [len(each.ids) for each in index.engine.candidates(flat, 300, options=ten)] == [50] * len(flat)
+    assert [len(each.ids) for each in index.engine.candidates(flat, 12, options=ten)] == [12] * len(flat)
     assert [len(each.ids) for each in index.engine.candidates(flat, 100)] == [100] * len(flat)
 
 

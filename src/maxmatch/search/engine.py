@@ -98,8 +98,27 @@ class Found(NamedTuple):
         return Found([self.ids[place] for place in chosen.tolist()], self.added[chosen], self.vectors[chosen], texts)
 
 
-Choose = Callable[[list[np.ndarray]], list[np.ndarray]] | None
-"""The vectors of each query's candidates, (n, K·D) -> the places of those that are wanted; None: all are."""
+Choose = Callable[[list[np.ndarray]], list[np.ndarray]]
+"""The vectors of each query's candidates, (n, K·D) -> the places of those that are wanted."""
+
+
+class CandidateOptions(NamedTuple):
+    """How an engine looks for candidates, and what it may leave out of its answer where that is less work."""
+
+    effort: float = 1
+    """1 is what the engine does by default. Twice the effort looks at about twice as much of its index and misses less.
+    """
+    wanted: int | None = None
+    """How many of them the caller will keep: an engine that estimates closely, and has looked at as many items as were
+    asked for, may return a few more than these. None: all.
+    """
+    choose: Choose | None = None
+    """Which of them the caller will keep. None: all."""
+    metadata: bool = True
+    """False: the caller does not need them."""
+
+
+USUAL = CandidateOptions()
 
 
 @runtime_checkable
@@ -143,24 +162,13 @@ class Engine(Protocol):
         """
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1,
-        choose: Choose = None,
-        wanted: int | None = None,
-        metadata: bool = True,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, options: CandidateOptions = USUAL
     ) -> list[Found] | None:
         """For each query (q, K·D), float32, about `count` items whose vectors have the largest inner products with it.
         None where scanning all items is as fast, whatever the queries: none at all asks just this.
 
         In any order; fewer only where fewer items pass the filter, or where the engine's index finds no more. The
-        filter is applied before the search, so that `count` items pass it. effort: 1 is what the engine does by
-        default; twice the effort looks at about twice as much of its index and misses less. choose: an engine for which
-        it is less work may return only those that are wanted. wanted: how many these are; an engine that estimates
-        closely, and has looked at `count` items, may return a few more than these. None: all are. metadata: where they
-        are not asked for, an engine for which it is less work leaves them out.
+        filter is applied before the search, so that `count` items pass it.
         """
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:

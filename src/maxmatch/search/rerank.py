@@ -22,7 +22,7 @@ from maxmatch.matching.numpy_backend import (
     mean_exp,
     product_in_this_thread,
 )
-from maxmatch.search.engine import Engine, Found, Hit, Match, metadata_of
+from maxmatch.search.engine import CandidateOptions, Engine, Found, Hit, Match, metadata_of
 from maxmatch.search.filters import Condition
 from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 
@@ -393,7 +393,8 @@ def by_candidates(
         part = queries[start : start + at_once]
         choose = partial(places_of_best, part, k=k, similarity=manifest.scoring)
         flat = part.reshape(len(part), -1)
-        found = engine.candidates(flat, settings.candidates, where, settings.effort, choose, k, metadata)
+        options = CandidateOptions(settings.effort, k, choose, metadata)
+        found = engine.candidates(flat, settings.candidates, where, options)
         if found is None:  # another process has removed most items meanwhile
             best += scan(engine, part, k, where, manifest)
             continue

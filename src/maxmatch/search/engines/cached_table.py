@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from maxmatch.core.files import whole
-from maxmatch.search.engine import Choose, Engine, Found, ItemRows
+from maxmatch.search.engine import USUAL, CandidateOptions, Engine, Found, ItemRows
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.index_folder import TABLE
 
@@ -298,19 +298,12 @@ class CachedEngine:
             yield cache.at(places[start : start + block], vectors, metadata)
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1,
-        choose: Choose = None,
-        wanted: int | None = None,
-        metadata: bool = True,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, options: CandidateOptions = USUAL
     ) -> list[Found] | None:
         """None while the cache answers: it is scanned."""
         if self.is_current():
             return None
-        return self.inner.candidates(queries, count, where, effort, choose, wanted, metadata)
+        return self.inner.candidates(queries, count, where, options)
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""

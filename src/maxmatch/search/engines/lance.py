@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from maxmatch.core.ragged_array import RaggedArray
-from maxmatch.search.engine import Choose, Found, ItemRows, Location, Vectors
+from maxmatch.search.engine import USUAL, CandidateOptions, Found, ItemRows, Location, Vectors
 from maxmatch.search.engines.cached_table import versions_of
 from maxmatch.search.engines.key_search import KeySearch
 from maxmatch.search.engines.lance_files import (
@@ -278,14 +278,7 @@ class LanceEngine:
             self.table.delete(f"id IN ({literals(ids)})")
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1,
-        choose: Choose = None,
-        wanted: int | None = None,
-        metadata: bool = True,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, options: CandidateOptions = USUAL
     ) -> list[Found] | None:
         """The nearest items by their short keys, or by the index over the vectors; None where there is none. Where all
         items are in memory, by all inner products.
@@ -302,10 +295,9 @@ class LanceEngine:
             condition = None if where is None else self._sql(where)
             table = self._nearest
         passes = None if where is None or condition is None else (where, condition)
-        found = None
-        if self._keys is not None:
-            found = self._by_keys(self._keys, queries, count, passes, effort, wanted, metadata)
-        return table.search(queries, count, self.index.probes(effort), condition, choose) if found is None else found
+        if self._keys is not None and (found := self._by_keys(self._keys, queries, count, passes, options)) is not None:
+            return found
+        return table.search(queries, count, self.index.probes(options.effort), condition, options.choose)
 
     def _by_keys(
         self,
@@ -313,14 +305,12 @@ class LanceEngine:
         queries: np.ndarray,
         count: int,
         where: tuple[Condition, str] | None,
-        effort: float,
-        wanted: int | None,
-        metadata: bool,
+        options: CandidateOptions,
     ) -> list[Found] | None:
         """The nearest items by their short keys; None where there are none, or rows move twice meanwhile."""
         for _ in range(2):
-            rows = keys.rows(self._nearest, self._version(), queries, count, effort, where, wanted)
-            found = None if rows is None else self._nearest.among(rows, metadata)
+            rows = keys.rows(self._nearest, self._version(), queries, count, options.effort, where, options.wanted)
+            found = None if rows is None else self._nearest.among(rows, options.metadata)
             if rows is None or found is not None:
                 return found
             keys.forget()

@@ -144,7 +144,9 @@ class Nearest:
         with reading(self._path):
             return self._loop.run(call)
 
-    def search(self, queries: np.ndarray, count: int, probes: int, where: str | None, choose: Choose) -> list[Found]:
+    def search(
+        self, queries: np.ndarray, count: int, probes: int, where: str | None, choose: Choose | None
+    ) -> list[Found]:
         """For each query the nearest items that pass the filter, with names; of those, the wanted ones."""
         if choose is not None:
             tables = [_once(table) for table in self._nearest(queries, count, probes, where, ["_rowid", "vector"])]

@@ -30,7 +30,7 @@ from pymilvus.exceptions import MilvusException
 from maxmatch.core.files import write_whole
 from maxmatch.core.manifest import problems
 from maxmatch.model.config import ConfigPart
-from maxmatch.search.engine import Choose, Found, ItemRows, Location
+from maxmatch.search.engine import USUAL, CandidateOptions, Found, ItemRows, Location
 from maxmatch.search.filters import (
     Among,
     Begins,
@@ -451,24 +451,17 @@ class Milvus:
         return self._found(rows, vectors, metadata)
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1,
-        choose: Choose = None,
-        wanted: int | None = None,
-        metadata: bool = True,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, options: CandidateOptions = USUAL
     ) -> list[Found] | None:
         """For each query about `count` items with large inner products: 16,384 at most, the most that Milvus finds."""
         count = min(count, MOST_FOUND)
         together = min(_QUERIES, _MESSAGE_BYTES // (count * self._item_bytes))
         if together == 0:  # not even one query's vectors fit into an answer
-            found = self._search(queries, count, where, effort, ["id"], max(1, _MESSAGE_BYTES // (count * 256)))
+            found = self._search(queries, count, where, options.effort, ["id"], max(1, _MESSAGE_BYTES // (count * 256)))
             return [self.fetch([hit["id"] for hit in hits]) for hits in found]
         # A strongly consistent read waits some 0.4 s for the server's clock: of few items the metadata come along.
-        few = metadata and len(queries) * count * LONGEST <= _MESSAGE_BYTES // 2
-        hits = self._search(queries, count, where, effort, _fields(metadata=few), together)
+        few = options.metadata and len(queries) * count * LONGEST <= _MESSAGE_BYTES // 2
+        hits = self._search(queries, count, where, options.effort, _fields(metadata=few), together)
         return [self._found([hit["entity"] for hit in one], metadata=few) for one in hits]
 
     def _search(

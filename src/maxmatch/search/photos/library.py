@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.model.names import AnyModel
-from maxmatch.search.engine import Choose, Engine, Found, ItemRows, proposes
+from maxmatch.search.engine import USUAL, CandidateOptions, Engine, Found, ItemRows, proposes
 from maxmatch.search.filters import Begins, Condition, Some
 from maxmatch.search.photos.facts import PATH
 from maxmatch.search.photos.sync import Synced, is_excluded, sync
@@ -146,14 +146,7 @@ class JoinedEngine:
                 yield self._shown(found, label)
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1,
-        choose: Choose = None,
-        wanted: int | None = None,
-        metadata: bool = True,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, options: CandidateOptions = USUAL
     ) -> list[Found] | None:
         """For each query those of every folder: a folder too small to propose any gives its nearest."""
         if not any(proposes(engine) for engine in self._engines):
@@ -162,7 +155,7 @@ class JoinedEngine:
             return []
         found: list[list[Found]] = [[] for _ in queries]
         for label, engine in self._labelled():
-            proposed = engine.candidates(queries, count, where, effort, choose, wanted, metadata)
+            proposed = engine.candidates(queries, count, where, options)
             for place, each in enumerate(_nearest(engine, queries, count, where) if proposed is None else proposed):
                 found[place].append(self._shown(each, label))
         return [_together(each) for each in found]
