@@ -62,8 +62,17 @@ def test_after_its_last_word_an_item_keeps_its_state():
         assert torch.equal(states[length - 1 :, item], last[item].expand(states.shape[0] - length + 1, -1))
 
 
-@pytest.mark.parametrize("directions", ["mean", "concatenate", "forward"])
-@pytest.mark.parametrize("local", ["words", "states"])
+@pytest.mark.parametrize(
+    ("local", "directions"),
+    [
+        ("words", "mean"),
+        ("states", "concatenate"),
+        ("states", "forward"),
+        pytest.param("words", "concatenate", marks=pytest.mark.slow),
+        pytest.param("words", "forward", marks=pytest.mark.slow),
+        pytest.param("states", "mean", marks=pytest.mark.slow),
+    ],
+)
 def test_an_encoder_gives_the_same_features_and_learns_the_same_with_the_kernels(directions, local, monkeypatch):
     torch.manual_seed(0)
     encoder = GRUEncoder(9, word_width=6, width=8, directions=directions, dropout=0.0, local=local)
@@ -102,8 +111,18 @@ def test_on_a_processor_there_are_no_kernels():
     assert language._gru_kernels(torch.zeros(1)) is None
 
 
-@pytest.mark.parametrize("directions", ["mean", "concatenate", "forward"])
-@pytest.mark.parametrize("counts", [(3, 2), (1, 3, 2), (5,)])
+@pytest.mark.parametrize(
+    ("counts", "directions"),
+    [
+        ((3, 2), "mean"),
+        ((1, 3, 2), "concatenate"),
+        ((5,), "forward"),
+        ((3, 2), "forward"),
+        *(pytest.param(counts, "mean", marks=pytest.mark.slow) for counts in ((1, 3, 2), (5,))),
+        *(pytest.param(counts, "concatenate", marks=pytest.mark.slow) for counts in ((3, 2), (5,))),
+        pytest.param((1, 3, 2), "forward", marks=pytest.mark.slow),
+    ],
+)
 def test_texts_in_parts_have_the_features_and_gradients_that_they_have_alone(directions, counts, monkeypatch):
     monkeypatch.setattr(language, "_gru_kernels", lambda words: triton_gru)
     torch.manual_seed(0)
