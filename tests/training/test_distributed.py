@@ -157,7 +157,7 @@ def assert_the_same_end(one, two):
         if not name.endswith(("mlp.0.bias", "mlp.1.running_mean", "query_norm.bias")):
             torch.testing.assert_close(weights[1][name], value, rtol=0, atol=1e-5, msg=name)
     done = [outcome(folder)["done"] for folder in (one, two)]
-    assert done[0]["rsum"] == pytest.approx(done[1]["rsum"], rel=0.02)
+    assert done[0]["rsum"] == pytest.approx(done[1]["rsum"], abs=15), "one of 16 images that moves counts 6.25"
 
 
 def test_a_whole_run_of_two_processes_ends_as_that_of_one(alone, tmp_path):
