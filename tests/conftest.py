@@ -70,11 +70,6 @@ hypothesis.settings.load_profile("same_every_time")
 torch.set_num_threads(int(os.environ.get("MAXMATCH_TEST_THREADS", "1")))
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores: many tests wait, for a browser, a server or another process."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture
 def without_shape_checks() -> Iterator[None]:
     """As a user has it: no import hook, so that wrong input reaches the package's own checks."""
