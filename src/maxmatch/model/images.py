@@ -216,7 +216,9 @@ def load_image(
     name = describe(source)
     try:
         if isinstance(source, str | Path) and not Path(source).is_file():
-            raise FileNotFoundError(f"{name}: {'not a file' if Path(source).exists() else 'no such file'}.")
+            there = Path(source).exists()
+            what = "not a file. Give it a name that is no picture's, or delete it" if there else "no such file"
+            raise FileNotFoundError(f"{name}: {what}.")
         with _open(source, name, max_pixels) as image:
             if image.width * image.height > max_pixels:
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
